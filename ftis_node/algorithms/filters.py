@@ -187,14 +187,13 @@ def _mixed(values: Tensor) -> Tensor:
 def apply_filter(batch: Batch, settings: Settings, *, filtered: bool) -> tuple[Tensor, Tensor, Batch]:
     """Return KL_i `[N]` by the chosen estimator, bool `[N]`, true for kept completions, and the objective's batch.
 
-    All completions are kept if not `filtered`. The batch is the given one, except with `obrs`, which masks tokens. It
-    keeps the completions of which it accepts a token.
+    All completions are kept if not `filtered`, and with `obrs`, which masks tokens in the batch instead.
     """
     kl = sequence_kl(batch, settings.kl_estimator)
+    all_kept = torch.ones_like(kl, dtype=torch.bool)
     if filtered and settings.filter == "obrs":
-        used = accepted(batch, settings.obrs_lambda)
-        return kl, used.mask.any(dim=1) | (batch.num_tokens == 0), used
-    return kl, _kept(batch, settings, kl) if filtered else torch.ones_like(kl, dtype=torch.bool), batch
+        return kl, all_kept, accepted(batch, settings.obrs_lambda)
+    return kl, _kept(batch, settings, kl) if filtered else all_kept, batch
 
 
 def _kept(batch: Batch, settings: Settings, kl: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.files import free_bytes
 from ftis_node.models.accelerators import Accelerator, unusable_gpu, unusable_system, unused_gpu
-from ftis_node.node.storage.disk_space import measure_usage, usual_home_bytes
+from ftis_node.node.storage.disk_space import measure_usage
+from ftis_node.node.storage.home_size import usual_home_bytes
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.plugins import installed_release
 from ftis_node.telemetry.host_memory import free_host_bytes

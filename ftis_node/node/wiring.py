@@ -24,7 +24,7 @@ from ftis_node.node.loops.announcement_backfill import BackfillLoop
 from ftis_node.node.loops.announcement_shards import ShardsLoop
 from ftis_node.node.loops.confirmations import DeliverLoop, ReannounceLoop
 from ftis_node.node.loops.directory import DirectoryLoop
-from ftis_node.node.loops.disk_cleanup import DiskSpaceLoop
+from ftis_node.node.loops.disk_cleanup import DiskCleanupLoop
 from ftis_node.node.loops.generate import GenerateLoop
 from ftis_node.node.loops.intake import IntakeLoop
 from ftis_node.node.loops.logprob_checks import AuditLoop, MismatchLoop
@@ -40,16 +40,17 @@ from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.group_requests import PeerRequestHandler
 from ftis_node.node.peers.own_record import OwnRecord
 from ftis_node.node.peers.peer_manager import PeerManager
-from ftis_node.node.peers.refusal_tracker import RefusalTracker
+from ftis_node.node.peers.refusal_reporter import RefusalReporter
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.machine_observer import MachineObserver
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
-from ftis_node.node.training.step_gate import StepGate, StepShares, TimedStepGate
-from ftis_node.node.training.step_groups import StepPeers
+from ftis_node.node.training.step_gate import StepGate, TimedStepGate
+from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
+from ftis_node.node.training.step_shares import StepShares
 from ftis_node.node.training.train_groups import TrainGroupBuilder
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.group import Group
@@ -102,7 +103,7 @@ class Wiring:
         self.context, self.store, self.gossip, self.peers = node.context, node.store, node.gossip, node.peers
         self._parts = parts = (node.context, node.store, node.gossip, node.peers)  # as `NodePart` has them
         self.served = PeerRequestHandler(*parts, node.tokenizer)
-        self.refusals = RefusalTracker(*parts)
+        self.refusals = RefusalReporter(*parts)
         self.swarm = SwarmReporter(*parts, self.refusals)
         self.step_shares = StepShares(node.context, node.budget, node.slots, node.store.reader)
         self.arrivals = AwaitedSenders(longest_wait_s=manifest.step.foreign_wait_s, now=time.monotonic())
@@ -110,7 +111,7 @@ class Wiring:
         self.reannounce_loop = ReannounceLoop(*parts)
         self.deliver_loop = DeliverLoop(*parts, node.slots)
         self.offer_loop = OfferLoop(*parts, node.source)
-        self.disk_space_loop = DiskSpaceLoop(node.context, node.store)
+        self.disk_space_loop = DiskCleanupLoop(node.context, node.store)
         workers = node.generation, node.eval_tasks, node.tokenizer, node.scorer
         self.evaluator = Evaluator(node.context, *workers, node.tracking)
         self.follow_loop = FollowLoop(*parts, node.source, node.tokenizer, node.generation, self.evaluator)

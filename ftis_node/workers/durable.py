@@ -53,6 +53,12 @@ def newest_complete(parent: Path, prefix: str) -> Path | None:
     return numbered[-1] if numbered else None
 
 
+def checkpoint_step(checkpoints: Path) -> int:
+    """Return the step of the newest checkpoint in a folder, 0 without one."""
+    newest = newest_complete(checkpoints, CHECKPOINT_PREFIX)
+    return 0 if newest is None else int(newest.name.removeprefix(CHECKPOINT_PREFIX))
+
+
 def keep_newest(parent: Path, prefix: str, keep: int) -> None:
     """Remove all but the `keep` newest complete folders."""
     assert keep >= 1, "the newest complete folder is never removed"

@@ -274,7 +274,7 @@ def reference_loss(
     num_truncated = sum(rho_and_slope(a, b)[0] > p["cap"] for row in rows for a, b in zip(row.lp0, row.lg, strict=True))
     if method in FILTERED and p["filter"] == "obrs":
         reject_tokens(rows, p["obrs_lambda"])
-        keep = [not row.length or len(row.rejected) < row.length for row in rows]
+        keep = [True] * len(rows)
     elif method in FILTERED and p["filter"] == "positives":
         keep = [row.is_own or row.advantage >= 0 for row in rows]
     elif method in FILTERED and p["filter"] != "kl":

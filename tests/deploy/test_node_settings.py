@@ -10,7 +10,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import load_node_settings
 from ftis_node.memory.plan import plan
 from ftis_node.models import ModelShape, published_qwen25
-from ftis_node.node.storage.disk_space import usual_home_bytes
+from ftis_node.node.storage.home_size import usual_home_bytes
 from ftis_node.workers.weight_store import VERSIONS_AT_ONCE
 from tests.deploy.files import DEPLOY
 from tests.memory.planning import machine

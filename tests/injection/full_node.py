@@ -26,9 +26,9 @@ from ftis_node.node.daemon import run_node
 from ftis_node.node.loops.directory import DirectoryLoop
 from ftis_node.node.loops.logprob_checks import AuditLoop
 from ftis_node.node.loops.pull import PullLoop
-from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.factories import gossip_limits
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.running_components import running_components
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.telemetry.faults import unhandled_errors
 from tests.gossip.helpers import settings as network_settings

@@ -15,7 +15,7 @@ from ftis_node.memory.placement import WorkerPlacement, arrange, place_workers_o
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.startup import worker_boots as makers
 from ftis_node.node.startup.worker_boots import generation_boot, learner_boot
-from ftis_node.node.storage.disk_space import num_versions
+from ftis_node.node.storage.home_size import num_versions
 from tests.memory.planning import GIB, HALF_B, RUN, THREE_B, arranged, machine, of_learner, planned, vllm_settings
 
 

@@ -18,8 +18,8 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.models import ModelSource
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.peers.peer_manager import PeerManager
-from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.running_components import running_components
 from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import NodeComponents
 from ftis_node.records.identity import Identity

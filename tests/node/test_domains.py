@@ -16,8 +16,8 @@ from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator
 from ftis_node.lab.experiment.specs import NO_DELAY
-from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan, plan_run
+from ftis_node.node.startup.running_components import running_components
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.telemetry.events import read_events
 from tests.node.light_swarm import LightSwarm

@@ -72,13 +72,13 @@ def stop(home: HomeOption = None) -> None:
 
 def _end_words(home: Home) -> str:
     """Return what an ended node has saved, by its last status and its newest checkpoint."""
-    from ftis_node.node.storage.disk_space import checkpoint_step
+    from ftis_node.workers.durable import checkpoint_step
 
     try:
         status = read_status(home)
     except FtisError as error:
         return f"stopped: what is saved is unknown, {error}"
-    step, saved = status.learner.step, checkpoint_step(home)
+    step, saved = status.learner.step, checkpoint_step(home.checkpoints)
     if status.node.role in ("full", "learner") and saved < step:
         return f"stopped: of {step} steps only {saved} are saved in {home.root}: see its logs/"
     return f"stopped: all is saved in {home.root}"

@@ -22,7 +22,7 @@ from ftis_node.config.step import StepSection
 from ftis_node.node.context import NodeCounters, NodeState
 from ftis_node.node.peers.registry import PeerRegistry
 from ftis_node.node.training.generation_limits import SlotPool
-from ftis_node.node.training.step_gate import ForeignShortfall
+from ftis_node.node.training.step_shares import ForeignShortfall
 from ftis_node.swarm.reasons import AFTER_VALIDATION
 from ftis_node.swarm.sequence import counter_of
 
@@ -186,7 +186,7 @@ class RoundBarrier:
 
 
 class RoundGate:
-    """A member's `node.gate.StepGate`: in rounds with the others, with no more groups than its steps take.
+    """A member's `step_gate.StepGate`: in rounds with the others, with no more groups than its steps take.
 
     If the run has `step.backfill_with_own`, the member compensates for refused groups by planning its quota.
     `ready_foreign` returns the sender and number of each remote group that is ready.

@@ -37,8 +37,8 @@ from ftis_node.lab.experiment.rounds import Rate, RoundBarrier, RoundGate, Round
 from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult, TrialResult, made_by, read_member
 from ftis_node.node.context import NodeState
 from ftis_node.node.peers.own_record import OwnRecord
-from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.running_components import running_components
 from ftis_node.node.supervision.shutdown import first_of_ours
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import Generation, Learning

@@ -23,7 +23,7 @@ from ftis_node.gossip import FetchOutcome
 from ftis_node.node.peers.announcements import MAX_SENDERS, AnnouncementHandler
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import ANSWERED, Pace, QuerySlots
-from ftis_node.node.training.step_gate import StepShares
+from ftis_node.node.training.step_shares import StepShares
 from ftis_node.records.bounds import MAX_INTEGER
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.peer_messages import BackfillRequest

@@ -1,11 +1,11 @@
 """The disk space loop and its cleanup: it rotates logs, frees space in a nearly full home, pauses while it is full.
 
 Generation and pulling wait on `DiskSpace`. During a pause the node trains on the groups in its buffer and serves peers.
-The cleanup removes the least needed data first, and only as much as necessary:
+The cleanup removes the least needed kind of data first, and no further kind once enough space is free:
 
     0  free pages of the buffer's file
     1  released groups, oldest first: peers can fetch them from other nodes
-    2  rotated logs, then rotated event logs, oldest first
+    2  rotated logs, then rotated event logs from the oldest on
     3  checkpoints that were set aside as damaged, then all except the newest
 
 It never removes READY groups, groups of a step, the newest checkpoint, the identity, or files of other programs.
@@ -32,20 +32,20 @@ from ftis_node.config.home import Home
 from ftis_node.config.limits import LOG_FILE_BYTES
 from ftis_node.files import is_disk_full
 from ftis_node.node.context import NodeContext
-from ftis_node.node.storage.disk_space import HomeUse, checkpoint_step, measure_usage
+from ftis_node.node.storage.disk_space import HomeUse, measure_usage
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.waits import in_background
 from ftis_node.telemetry.events import event_log_files
 from ftis_node.telemetry.terminal_text import size
-from ftis_node.workers.durable import CHECKPOINT_PREFIX, DAMAGED_PREFIX, keep_newest
+from ftis_node.workers.durable import CHECKPOINT_PREFIX, DAMAGED_PREFIX, checkpoint_step, keep_newest
 
 log = logging.getLogger(__name__)
 DISK_PERIOD_S = 2.0
-TURNED_OVER = re.compile(r".+\.log\.\d+")
+ROTATED = re.compile(r".+\.log\.\d+")
 
 
 @dataclass(eq=False, repr=False)
-class DiskSpaceLoop:
+class DiskCleanupLoop:
     """Loop that measures the home every few seconds, and reclaims space if too little is free."""
 
     context: NodeContext
@@ -99,8 +99,8 @@ async def reclaim(
     """
     home, buffer, disk = store.home, store.buffer, store.disk
     target_bytes = (await measure()).used_bytes - missing_bytes
-    saved_step = checkpoint_step(home) if learns else None
-    old_logs = (path for path in sorted(home.logs.iterdir()) if TURNED_OVER.fullmatch(path.name))
+    saved_step = checkpoint_step(home.checkpoints) if learns else None
+    old_logs = (path for path in sorted(home.logs.iterdir()) if ROTATED.fullmatch(path.name))
     steps: tuple[tuple[str, Callable[[int], Awaitable[object]]], ...] = (
         ("free pages", lambda _: disk.once(buffer.shrink)),
         ("used groups", lambda num_bytes: disk.once(buffer.evict_released, num_bytes, saved_step=saved_step)),
@@ -121,9 +121,10 @@ async def reclaim(
             yield what, freed_bytes
 
 
-def rotate_logs(home: Home, *, max_bytes: int) -> list[Path]:
-    """Rotate the log files of the home that are too long; return their paths. Raise OSError."""
-    return [path for path in home.logs.glob("*.log") if rotate_log(path, max_bytes=max_bytes)]
+def rotate_logs(home: Home, *, max_bytes: int) -> None:
+    """Rotate the log files of the home that are too long. Raise OSError."""
+    for path in home.logs.glob("*.log"):
+        rotate_log(path, max_bytes=max_bytes)
 
 
 async def _remove_old_events(home: Home, num_bytes: int) -> None:

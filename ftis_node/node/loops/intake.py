@@ -81,7 +81,7 @@ class IntakeLoop(NodePart):
         self._passed: set[bytes | tuple[str, int]] = set()  # ids and (sender, number) of groups not committed yet
         self._copies: dict[bytes, bytes] = {}  # by id of an original in `_passed`: its copy, which arrived before
         self._judged: asyncio.Queue[tuple[Arrival, Accepted]] = asyncio.Queue(COMMIT_CAPACITY)
-        self.stored = asyncio.Event()  # set whenever a group became READY; the train loop clears it
+        self.stored = asyncio.Event()  # set whenever a group became READY; the step gate clears it
         self._newest_own: asyncio.Queue[Accepted] = asyncio.Queue(1)
         self.own = _Lane(self._checks(self.scorer))
         self._known = _Lane(self._checks(self.scorer, share=known_peers_scoring_s()))

@@ -29,7 +29,7 @@ from ftis_node.node.peers.announcements import AnnouncementHandler, AssignmentMe
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import MAX_PEERS, PullSlots
 from ftis_node.node.supervision.waits import wait_at_most
-from ftis_node.node.training.step_gate import StepShares
+from ftis_node.node.training.step_shares import StepShares
 from ftis_node.swarm.demand import PullDemand, pull_demand
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place

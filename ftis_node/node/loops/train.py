@@ -25,7 +25,8 @@ from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.training.step_gate import StepGate
-from ftis_node.node.training.step_groups import StepPeers, take_groups
+from ftis_node.node.training.step_groups import take_groups
+from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_report import StepReporter
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.replay.buffer import MAX_FAILED_STEPS

@@ -22,7 +22,7 @@ from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.similarity import SeenCompletion
 from ftis_node.validation import Accepted
 
-NUM_LANES = 2  # groups that intake validates concurrently
+NUM_LANES = 3  # groups that intake validates concurrently
 MAX_DISPLACED = 64
 FULL_CREDIT_NATS = 20.0
 MAX_CREDITED = 1 << 14  # groups

@@ -1,8 +1,4 @@
-"""Registry of the peers that this node has met, by peer id: their records, what each sent, and what each confirmed.
-
-Messages of a peer with another wire version are refused with the reason `version`, without a penalty. Updating the
-older of the two nodes resolves it.
-"""
+"""Registry of the peers that this node has met, by peer id: their records, what each sent, and what each confirmed."""
 
 from __future__ import annotations
 
@@ -10,13 +6,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
-
-from packaging.version import InvalidVersion, Version
+from typing import Any
 
 from ftis_node import __version__
 from ftis_node.errors import RecordError, SchemaRecordError
 from ftis_node.learner.senders import SenderStats, add_up
+from ftis_node.node.peers.version_advice import OtherVersions, newer_release, other_versions, version_words
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.parsing import SCHEMA
 from ftis_node.records.peer_messages import Receipt, Releases
@@ -27,48 +22,12 @@ MAX_PEERS = 4096
 MAX_KEPT_RECEIPTS = 256  # of one peer
 RECENT_STEPS = 20  # number of steps with groups of a peer over which `training` averages
 NAME_WIDTH, ID_TAIL = 24, 8  # characters
-UPDATE = "update ftis-node"
-
-
-class OtherVersions(NamedTuple):
-    """Numbers of connected members with a newer and an older wire version; `advice` is empty if no update is due."""
-
-    num_newer: int
-    num_older: int
-    advice: str
-
-
-def _version_words(theirs: int | None) -> str:
-    if theirs is None or theirs == SCHEMA:
-        return ""
-    if theirs > SCHEMA:
-        return f"speaks wire {theirs}, newer than this node's {SCHEMA}: {UPDATE} here to receive its groups"
-    return f"speaks wire {theirs}, older than this node's {SCHEMA}: its operator must {UPDATE}"
-
-
-def newer_release(versions: Iterable[str | None], *, ours: str) -> str:
-    """Return a clause if more than half of the members say that they run a newer release; else "". None: no record.
-
-    The clause names the newest release that this majority has at least, so that a few false claims do not decide it.
-    """
-    claims = [_parsed(version) for version in versions]
-    known = sorted((version for version in claims if version is not None), reverse=True)
-    own, majority = _parsed(ours), len(claims) // 2 + 1
-    if own is None or len(known) < majority or known[majority - 1] <= own:
-        return ""
-    num_newer = sum(version > own for version in known)
-    return f"{num_newer} of {len(claims)} members run {known[majority - 1]} or newer, this node {own}: {UPDATE}"
-
-
-def _parsed(version: str | None) -> Version | None:
-    try:
-        return None if version is None else Version(version)
-    except InvalidVersion:
-        return None
 
 
 @dataclass(slots=True)
 class PeerActivity:
+    """What a peer did: its counts, its newest record, and the statistics of its groups in training."""
+
     record: PeerRecord | None = None
     accepted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -117,13 +76,13 @@ class PeerActivity:
             "groups_confirmed": self.confirmed,
             "last_seen": self.last_seen,
             "wire_schema": self.wire_schema,
-            "wire_words": _version_words(self.wire_schema),
+            "wire_words": version_words(self.wire_schema),
             "training": self.training,
         }
 
 
 class PeerRegistry:
-    """Table of `PeerActivity`; above `MAX_PEERS` it drops the peer that was seen longest ago."""
+    """Table of `PeerActivity`; above `MAX_PEERS` it drops the peer that was added or seen longest ago."""
 
     def __init__(self) -> None:
         self.peers = LruDict[str, PeerActivity](MAX_PEERS)
@@ -174,12 +133,7 @@ class PeerRegistry:
     def other_versions(self, members: Iterable[str]) -> OtherVersions:
         """Count the connected members with another wire version. Advise an update if most members are newer."""
         known = [self.peers.get(peer_id) for peer_id in members]
-        schemas = [peer.wire_schema for peer in known if peer is not None and peer.wire_schema is not None]
-        newer, num_older = [one for one in schemas if one > SCHEMA], sum(one < SCHEMA for one in schemas)
-        advice = (
-            f"{len(newer)} of {len(known)} members speak wire {max(newer, default=0)}, this node {SCHEMA}: {UPDATE}"
-        )
-        return OtherVersions(len(newer), num_older, advice if 2 * len(newer) > len(known) else "")
+        return other_versions([None if peer is None else peer.wire_schema for peer in known])
 
     def newer_release(self, members: Iterable[str]) -> str:
         """Return a clause if most connected members run a newer release than this node."""

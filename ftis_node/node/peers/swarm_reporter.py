@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.peers.refusal_tracker import RefusalTracker
+from ftis_node.node.peers.refusal_reporter import RefusalReporter
 from ftis_node.node.peers.registry import PeerActivity
 from ftis_node.swarm.overview import RunSummary, SwarmView, make_view, swarm_row
 from ftis_node.swarm.peer_guard import Place
@@ -25,7 +25,7 @@ MAX_SHOWN = 12  # refused senders and refusing peers in the status
 class SwarmReporter(NodePart):
     """Reports the swarm as this node sees it: the status section, the rows of its peers, and the view of all nodes."""
 
-    refusals: RefusalTracker
+    refusals: RefusalReporter
 
     def view(self) -> SwarmView:
         """Return the view of the swarm: this node and the peers that it saw last."""

@@ -10,8 +10,8 @@ import msgspec
 from ftis_node.config.home import Home
 from ftis_node.errors import FileError
 from ftis_node.files import read_file, read_object, replace_file
-from ftis_node.node.storage.disk_space import checkpoint_step
 from ftis_node.telemetry.status import EndWord, Status
+from ftis_node.workers.durable import checkpoint_step
 
 STARTING = "starting"
 
@@ -31,7 +31,7 @@ def read_saved_status(home: Home) -> Status:
     steps after it.
     """
     last = read_last_status(home)
-    return last if checkpoint_step(home) >= last.learner.step else Status()
+    return last if checkpoint_step(home.checkpoints) >= last.learner.step else Status()
 
 
 def mark_start(home: Home) -> None:

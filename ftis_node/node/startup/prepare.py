@@ -30,7 +30,7 @@ from ftis_node.models.source import ModelSource
 from ftis_node.node.loops.pause import first_decision
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs
 from ftis_node.node.startup.run_plan import RunPlan, from_anywhere
-from ftis_node.node.storage.disk_space import checkpoint_bytes, checkpoint_step, limit_of
+from ftis_node.node.storage.home_size import checkpoint_bytes, limit_of
 from ftis_node.node.supervision.waits import in_background
 from ftis_node.records.identity import Identity, peer_id_from_text
 from ftis_node.tasks import load_task, parse_spec
@@ -39,7 +39,7 @@ from ftis_node.tasks.episodes.episode import is_episode
 from ftis_node.telemetry.log import OnProgress
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.tracking import check_installed
-from ftis_node.workers.durable import CHECKPOINT_PREFIX, newest_complete
+from ftis_node.workers.durable import CHECKPOINT_PREFIX, checkpoint_step, newest_complete
 
 RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
 
@@ -205,7 +205,7 @@ def check_disk_space(home: Home, source: ModelSource, settings: NodeSettings) ->
 
 def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step: int) -> None:
     """Raise MachineError at a node's end if a full disk kept its last steps from being saved."""
-    saved = checkpoint_step(home)
+    saved = checkpoint_step(home.checkpoints)
     if saved < step and free_bytes(home.checkpoints) < checkpoint_bytes(source, settings):
         raise MachineError(
             f"the disk is full: {home.checkpoints} has no checkpoint after step {saved} of {step}; "

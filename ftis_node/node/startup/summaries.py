@@ -16,9 +16,9 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.config.roles import ROLES
 from ftis_node.node.context import NodeCounters
 from ftis_node.node.startup.factories import NodeInputs
-from ftis_node.node.storage.disk_space import checkpoint_step
 from ftis_node.telemetry.health_summary import BUDGET_UNITS, duration, plural
 from ftis_node.telemetry.status import EndWord, Status
+from ftis_node.workers.durable import checkpoint_step
 
 LABEL_WIDTH = 10
 CONTENT = "groups (prompts, completions, log-probs, rewards)"
@@ -46,7 +46,7 @@ def end_lines(
     before: Status, after: Status, home: Home, *, settings: NodeSettings, counters: NodeCounters
 ) -> list[str]:
     """Return the lines for the end of a start, from its first and last status and its counters."""
-    saved = checkpoint_step(home) if settings.learns else after.learner.step
+    saved = checkpoint_step(home.checkpoints) if settings.learns else after.learner.step
     is_finished = after.node.end == EndWord.FINISHED
     raised = raised_budgets(msgspec.to_builtins(after.budget)) if is_finished else None
     facts = {

@@ -1,7 +1,8 @@
 """Failures in a row, by kind of work.
 
-A failure that lasts for hours gives a few events and log lines. They come at the first failure in a row and at each
-doubling of their number. The status shows each kind of work that fails again and again. A success ends the row.
+A failure that lasts for hours gives a few events and log lines. Events come at the first failure in a row and at each
+doubling of their number. Log lines come from the point on at which the status shows the kind of work. A success ends
+the row.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
 from ftis_node.node.loops.intake import IntakeLoop
-from ftis_node.node.startup.assemble import running_components
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.running_components import running_components
 from ftis_node.node.storage.node_store import DiskThread
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.codec import hash_messages

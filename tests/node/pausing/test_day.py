@@ -28,7 +28,7 @@ from ftis_node.node.pausing import Decision, PauseGate
 from ftis_node.node.supervision import machine_observer
 from ftis_node.node.supervision.machine_observer import GRAPHICS_BYTES, SETTLE_S, MachineFacts, MachineObserver
 from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
-from ftis_node.node.training.step_gate import StepQuota
+from ftis_node.node.training.step_shares import StepQuota
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events

@@ -16,8 +16,8 @@ from ftis_node.memory.choice import TrainingChoice
 from ftis_node.models import PromptTokenizer, model_fingerprint, resolve_model
 from ftis_node.node.context import NodeState
 from ftis_node.node.startup import assemble, prepare
-from ftis_node.node.startup.assemble import StartProgress
 from ftis_node.node.startup.run_plan import RunPlan
+from ftis_node.node.startup.running_components import StartProgress
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer

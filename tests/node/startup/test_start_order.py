@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from ftis_node.memory.placement import WorkerPlacement
-from ftis_node.node.startup.assemble import _start
+from ftis_node.node.startup.running_components import _start
 from ftis_node.telemetry.log import unwatched
 
 

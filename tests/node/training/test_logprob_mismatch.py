@@ -10,7 +10,7 @@ from ftis_node.errors import WorkerDiedError
 from ftis_node.learner.groups import unpack_train_group
 from ftis_node.learner.messages import StepReport
 from ftis_node.node.loops.logprob_checks import sampled_by
-from ftis_node.node.training.step_report import LIMITS, warning_of
+from ftis_node.node.training.logprob_mismatch import LIMITS, warning_of
 from ftis_node.node.wiring import Wiring
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.validation import Accepted

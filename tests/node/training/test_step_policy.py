@@ -14,15 +14,8 @@ from ftis_node.config.manifest import parse_manifest
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops.generate import PromptOrder
 from ftis_node.node.training.generation_limits import SlotPool
-from ftis_node.node.training.step_gate import (
-    RECHECK_INTERVAL_S,
-    ForeignShortfall,
-    StepInputs,
-    StepQuota,
-    may_start,
-    shares_of_step,
-    substitute_foreign,
-)
+from ftis_node.node.training.step_gate import RECHECK_INTERVAL_S, StepInputs, may_start
+from ftis_node.node.training.step_shares import ForeignShortfall, StepQuota, shares_of_step, substitute_foreign
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity

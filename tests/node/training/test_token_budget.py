@@ -21,14 +21,8 @@ from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.node.context import EvaluationHistory
 from ftis_node.node.daemon import run_node
 from ftis_node.node.training.generation_limits import GenerateBudget
-from ftis_node.node.training.step_gate import (
-    StepInputs,
-    StepQuota,
-    may_start,
-    never_starts,
-    shares_of_step,
-    substitute_foreign,
-)
+from ftis_node.node.training.step_gate import StepInputs, may_start, never_starts
+from ftis_node.node.training.step_shares import StepQuota, shares_of_step, substitute_foreign
 from ftis_node.node.wiring import Wiring
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader

@@ -1,4 +1,4 @@
-"""The refused groups, tracked and logged: the senders that this node refuses, and the peers that refuse this node's."""
+"""Report of refused groups: the senders that this node refuses, and the peers that refuse this node's groups."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ REASON_WIDTH = 32
 
 
 @dataclass(eq=False, repr=False)
-class RefusalTracker(NodePart):
-    """Tracks and logs refused groups: the senders that this node refuses, and the peers that refuse this node's.
+class RefusalReporter(NodePart):
+    """Reports refused groups: the senders that this node refuses, and the peers that refuse this node's.
 
     Each node's directory record names some of the senders that it refuses. So a sender learns it, even if it is banned.
-    The log has one line for each sender or peer and reason; the status and the dashboard show the present state.
+    The log and the events have one entry for each sender or peer and reason, 12 an hour at most. The status and the
+    dashboard show the present state.
     """
 
     def __post_init__(self) -> None:

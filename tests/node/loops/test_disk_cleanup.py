@@ -12,8 +12,8 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
-from ftis_node.node.loops.disk_cleanup import DiskSpaceLoop
-from ftis_node.node.storage import disk_space as home_limit
+from ftis_node.node.loops.disk_cleanup import DiskCleanupLoop
+from ftis_node.node.storage import home_size
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
 from ftis_node.node.supervision.process_limits import MIN_OPEN_FILES, open_files
 from ftis_node.node.wiring import NodeComponents
@@ -54,7 +54,7 @@ class FullHome:
 
     def __init__(self, node: NodeComponents) -> None:
         self.home, self.buffer, self.space = node.home, node.store.buffer, node.store.space
-        self.loop = DiskSpaceLoop(node.context, node.store)
+        self.loop = DiskCleanupLoop(node.context, node.store)
         for number in range(1, 201):
             assert self.buffer.admit(accepted(ME, number), own=True)
         assert self.buffer.admit(accepted(ANN, 1), own=False)
@@ -128,15 +128,15 @@ async def test_the_node_pauses_and_resumes_with_one_event_each(full):
 
 
 def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch):
-    monkeypatch.setattr(home_limit, "checkpoint_bytes", lambda source, settings: 100_000_000)
-    monkeypatch.setattr(home_limit, "version_bytes", lambda settings, source: 0)
+    monkeypatch.setattr(home_size, "checkpoint_bytes", lambda source, settings: 100_000_000)
+    monkeypatch.setattr(home_size, "version_bytes", lambda settings, source: 0)
     with pytest.raises(ConfigError, match=r"home_bytes is 200 MB, and .* at least 2\d\d MB"):
-        home_limit.limit_of(NodeSettings(model="m", limits={"home_bytes": 200_000_000}), ANYTHING)
-    assert home_limit.limit_of(NodeSettings(model="m", limits={"home_bytes": 300_000_000}), ANYTHING)
+        home_size.limit_of(NodeSettings(model="m", limits={"home_bytes": 200_000_000}), ANYTHING)
+    assert home_size.limit_of(NodeSettings(model="m", limits={"home_bytes": 300_000_000}), ANYTHING)
     unset = NodeSettings(model="m")
-    usual = home_limit.limit_of(unset, ANYTHING).limit_bytes
+    usual = home_size.limit_of(unset, ANYTHING).limit_bytes
     buffer_bytes = unset.buffer.max_disk_bytes
-    assert usual == home_limit.usual_home_bytes(unset, checkpoint_bytes=10**8, weights_bytes=0)
+    assert usual == home_size.usual_home_bytes(unset, checkpoint_bytes=10**8, weights_bytes=0)
     assert usual > buffer_bytes + 3 * 10**8
 
 
