@@ -15,7 +15,7 @@ from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.memory.choice import TrainingChoice
 from ftis_node.models import PromptTokenizer, model_fingerprint, resolve_model
 from ftis_node.node.context import NodeState
-from ftis_node.node.startup import assemble, prepare
+from ftis_node.node.startup import prepare, running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.running_components import StartProgress
 from ftis_node.node.worker_interfaces import NullLearner
@@ -146,7 +146,7 @@ async def test_an_unfinished_checkpoint_is_removed_at_the_end(tmp_path):
     with components(
         tmp_path, learner=KilledLearner(unfinished), state=NodeState(step=6), scorer=scorer, new_peers_scorer=scorer
     ) as node:
-        await assemble._stop(node)
+        await running_components._stop(node)
         assert not unfinished.exists()
         assert [event["step"] for event in events_of(node, "stop")] == [6]
 
