@@ -5,8 +5,8 @@ ones up to the run's longest wait (`step.foreign_wait_s`). It waits only for sen
 (`swarm/arrivals.py`), and in the first `foreign_wait_s` after the start of the node for any. A step is smaller if
 foreign groups do not arrive or are refused.
 
-A node that has stopped generating may end in two cases: the run takes no foreign groups, or the whole wait passed
-without an awaited sender.
+A node that has stopped generating may end. Either the run takes no foreign groups, or no sender was awaited for the
+whole wait.
 
 An experiment uses another gate, which keeps all nodes at the same step and needs no clock.
 """
