@@ -87,7 +87,7 @@ def sender_sums(
         completions, negatives              completions, and those with A < 0
         kept, kept_negatives                of these, those that the filter kept
         trained, clipped                    kept with A not 0; of these, those without any gradient: the method's clip
-                                            or mask took every token
+                                            or mask, or `obrs`, took every token
         weight_sum, weight_square_sum       sum of w and of w^2 over `trained`
         tokens                              completion tokens
         measured, measured_tokens           completions and tokens with log-probs by their sender; over these:

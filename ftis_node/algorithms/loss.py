@@ -86,7 +86,7 @@ def policy_loss(
     is this node. If None, each group counts as a separate sender, none of them this node.
 
     Returns the scalar loss and the metrics, plain floats:
-        kept_fraction       completions that the filter kept, of all N (1 for methods without a filter)
+        kept_fraction       completions that the filter kept, of all N (1 without a filter, and with obrs)
         truncated_fraction  tokens with rho > cap, of all tokens
         mean_kl             mean over completions with tokens of the chosen estimator's mean over tokens
 

@@ -228,12 +228,13 @@ def method_parameters(name: str) -> dict[str, Any]:
 def is_separable(name: str, params: Mapping[str, Any]) -> bool:
     """Return whether the gradient to one completion's log-probs is independent of all other completions.
 
-    A caller can then process a batch in pieces. A filter couples all completions if its mean counts only the kept ones.
-    A filter that compares the completions of a sender couples them too.
+    A caller can then process a batch in pieces. A filter couples all completions if its mean counts only the kept ones
+    and it drops some, which `obrs` does not. A filter that compares the completions of a sender couples them too.
 
     Raises ValueError for an unknown method.
     """
     method = find_method(name)
     settings = method_parameters(name) | dict(method.defaults) | dict(params)
-    is_tied = method.filtered and (settings["denominator"] == "kept" or settings["filter"] not in APART)
+    counts_kept = settings["denominator"] == "kept" and settings["filter"] != "obrs"
+    is_tied = method.filtered and (counts_kept or settings["filter"] not in APART)
     return method.separable and not is_tied

@@ -56,7 +56,7 @@ class NodeState:
 
     Each field has one writer. The shards loop writes `read_shards`, the generate loop `groups_without_reward` and
     `sample`. The train loop writes all other fields. In a generator the follow loop does, in an exchange node the
-    `GroupExchange`.
+    `TrainerExchange`.
     """
 
     step: int = 0

@@ -50,7 +50,7 @@ from ftis_node.telemetry.status import EndWord
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.2
-OF_ALL = ("intake", "directory_loop", "upkeep_loop", "disk_space_loop")
+OF_ALL = ("intake", "directory_loop", "upkeep_loop", "disk_cleanup_loop")
 GENERATING = ("generate_loop", "publish_loop", "reannounce_loop")
 PULLING = ("pull", "shards_loop")
 COMPARING = ("mismatch_loop", "audit_loop")

@@ -19,7 +19,8 @@ from ftis_node.gossip import Gossip
 from ftis_node.memory.placement import WorkerPlacement
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.context import NodeContext
-from ftis_node.node.exchange.trainer_exchange import GroupExchange
+from ftis_node.node.exchange.offered_groups import OfferedGroups
+from ftis_node.node.exchange.trainer_exchange import TrainerExchange
 from ftis_node.node.loops.announcement_backfill import BackfillLoop
 from ftis_node.node.loops.announcement_shards import ShardsLoop
 from ftis_node.node.loops.confirmations import DeliverLoop, ReannounceLoop
@@ -111,7 +112,7 @@ class Wiring:
         self.reannounce_loop = ReannounceLoop(*parts)
         self.deliver_loop = DeliverLoop(*parts, node.slots)
         self.offer_loop = OfferLoop(*parts, node.source)
-        self.disk_space_loop = DiskCleanupLoop(node.context, node.store)
+        self.disk_cleanup_loop = DiskCleanupLoop(node.context, node.store)
         workers = node.generation, node.eval_tasks, node.tokenizer, node.scorer
         self.evaluator = Evaluator(node.context, *workers, node.tracking)
         self.follow_loop = FollowLoop(*parts, node.source, node.tokenizer, node.generation, self.evaluator)
@@ -205,10 +206,10 @@ class Wiring:
         )
 
     @cached_property
-    def exchange(self) -> GroupExchange:
+    def exchange(self) -> TrainerExchange:
         node = self.node
-        workers, checks = (node.tokenizer, node.scorer, node.slots), self.intake.own.context
-        return GroupExchange(*self._parts, node.task, *workers, checks, publish_scored=self.publish_loop.publish)
+        offered = OfferedGroups(self.context, node.task, node.tokenizer, node.scorer, self.intake.own.context)
+        return TrainerExchange(*self._parts, node.slots, offered, publish_scored=self.publish_loop.publish)
 
     @cached_property
     def directory_loop(self) -> DirectoryLoop:

@@ -38,7 +38,7 @@ MIN_EVIDENCE_NATS = 20.0
 MAX_KEPT_TOKENS = 1024  # of one completion
 MAX_PER_PROBLEM = 128  # completions
 MAX_ANNOUNCED = 1 << 14
-MAX_SEARCHES = 2  # whose results are kept, because intake asks twice about a group: for each of its lanes
+MAX_SEARCHES = 2  # whose results are kept, because intake asks twice about a group: for each lane of peers
 ORDER_MARGIN_S = 60.0  # announcements this close have no certain order
 
 

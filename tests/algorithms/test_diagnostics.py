@@ -103,6 +103,12 @@ def test_the_quantile_filter_compares_completions_of_one_sender():
     assert found["kept_negatives"] == [0, 0, 0]
 
 
+def test_obrs_keeps_completions_of_which_it_rejects_all_tokens():
+    found = sums_of("ftis", rows(LEARNER, BEHAVIOUR, [1.0, -1.0], [0, 0]), [0, 1], filter="obrs", obrs_lambda=1e12)
+    assert [found[name] for name in ("kept", "trained", "clipped")] == [[1, 1]] * 3
+    assert found["weight_sum"] == [0.0, 0.0]
+
+
 def test_texts_have_a_weight_and_no_ratios():
     batch = rows([[0.5], [0.5], [0.5]], [[0.5], [0.5], [0.25]], [1.0, -1.0, 1.0])
     is_text, weights = torch.tensor([True, True, False]), torch.tensor([1.75, 0.5, 0.0])

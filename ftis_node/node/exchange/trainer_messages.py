@@ -1,6 +1,7 @@
 """MessagePack messages between a trainer and its exchange node. Arrays are little-endian bytes.
 
-Both are processes of one user on one machine. The node still bounds every field, because a trainer can be faulty.
+Both are processes of one user on one machine. The node still checks every field, here,
+in `offered_groups.py` or in validation, because a trainer can be faulty.
 """
 
 from __future__ import annotations

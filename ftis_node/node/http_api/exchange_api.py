@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from ftis_node.node.exchange.trainer_exchange import PASSING, GroupExchange
+from ftis_node.node.exchange.trainer_exchange import PASSING, TrainerExchange
 from ftis_node.node.exchange.trainer_messages import OwnGroup, PublishedGroup, TakeAnswer, TakenGroup, TakeRequest
 from ftis_node.telemetry.terminal_text import one_line
 from ftis_node.validation import Refusal
@@ -42,7 +42,7 @@ class _Refused(Exception):
 class ExchangeApi:
     """Handlers of the two routes. `max_group_bytes` bounds a group's tokens, as it bounds the envelope of the run."""
 
-    exchange: GroupExchange
+    exchange: TrainerExchange
     max_group_bytes: int
     _num_pending: int = field(default=0, init=False)
 

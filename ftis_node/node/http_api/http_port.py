@@ -1,4 +1,4 @@
-"""An HTTP port of a node, and its connections.
+"""An HTTP port of a node or a dashboard, and its connections.
 
 The port closes a connection that completes no header, or no further request, within REQUEST_S. At MAX_CONNECTIONS, a
 new connection replaces the oldest one.

@@ -16,7 +16,7 @@ from ftis_node.node.loops.announcement_backfill import BackfillLoop
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.own_record import OwnRecord, release_differences
 from ftis_node.node.peers.refusal_reporter import RefusalReporter
-from ftis_node.node.peers.swarm_log_lines import SwarmLogMessages
+from ftis_node.node.peers.swarm_log_lines import SwarmLogLines
 from ftis_node.node.supervision.waits import wait_at_most
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place
@@ -46,7 +46,7 @@ class DirectoryLoop(NodePart):
 
     def __post_init__(self) -> None:
         self._members: set[str] = set()
-        self._words = SwarmLogMessages()
+        self._words = SwarmLogLines()
         self._is_due = asyncio.Event()  # set: renew the record now
         self.record_period_s = RECORD_PERIOD_S
         self._says_who_used_at = time.monotonic() + SAID_AFTER_S  # once, some minutes after the start

@@ -1,4 +1,4 @@
-"""The disk space loop and its cleanup: it rotates logs, frees space in a nearly full home, pauses while it is full.
+"""The disk cleanup loop: it rotates logs, frees space in a nearly full home, pauses while it is full.
 
 Generation and pulling wait on `DiskSpace`. During a pause the node trains on the groups in its buffer and serves peers.
 The cleanup removes the least needed kind of data first, and no further kind once enough space is free:

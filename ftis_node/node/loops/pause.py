@@ -1,6 +1,6 @@
 """The pause loop: pauses and resumes the node, by the operator's commands and by `[schedule]` of the settings.
 
-During a pause both workers have ended, so their memory is free. All other loops run: the node serves its groups, takes
+During a pause the workers have ended, so their memory is free. All other loops run: the node serves its groups, takes
 part in the gossip, and answers. The step in progress ends first, and the learner saves it. A group in generation that
 does not end within `GROUPS_END_S` begins again after the pause.
 
@@ -49,7 +49,7 @@ class PauseLoop:
 
     context: NodeContext
     home: Home
-    workers: tuple[Supervisor, ...]  # in the order in which they end, the reverse of the one in which they start
+    workers: tuple[Supervisor, ...]  # one or two, in the order in which they end; they start in the reverse order
     sync_weights: Callable[[], None]  # gives the weights of the learner's new process to the generator's
     published: Path | None  # the folder of the learner's weights, usually in memory; None: it stays
     budget: GenerateBudget
@@ -163,7 +163,7 @@ class PauseLoop:
 
 
 def first_decision(settings: NodeSettings, home: Home) -> Decision:
-    """Return whether a node that starts now computes or pauses. Warn of a setting without effect here.
+    """Return the decision for a node that starts now. Warn of a setting without effect here.
 
     It takes some milliseconds.
     """

@@ -59,6 +59,7 @@ class PeerManager:
     ) -> None:
         """Open or create the file. `clock` returns Unix seconds; None uses one that never jumps. Raise ConfigError.
 
+        `counters` are those of the node's context; None: counts that nobody else reads.
         `releases` are this node's, for `reasons.attribute_refusal`; None treats those of all peers as equal.
         `limits` are those of a step of the run, for receipts.
         """

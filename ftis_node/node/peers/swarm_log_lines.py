@@ -1,6 +1,6 @@
 """Log lines of the swarm's state: one for each change that matters to an operator.
 
-A changed number of peers gives no line, because it changes often; `ftis-node status` shows it.
+Peers that join and leave have no line here: the directory loop logs them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ P2PDS_PREAMBLE = re.compile(r"failed to dial.*all dials failed \* \[[^]]*\] ")
 UNPRINTABLE = re.compile(r"[^ -~]+")
 
 
-class SwarmLogMessages:
+class SwarmLogLines:
     """Generator of log lines that remembers the last logged state."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ def clock_words(skew_s: float) -> str:
 
 
 def _gist(state: SwarmState) -> str:
-    """Return the reason without its numbers and without the clause about the next try."""
+    """Return the reason without its numbers and without the clause about the next try; "" if connected."""
     return "" if state.state is SwarmPhase.CONNECTED else re.sub(r"\d+ peers?|\d+", "#", state.reason.split(",")[0])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import AsyncExitStack, closing
 
 from ftis_node.config.home import Home
@@ -30,8 +29,6 @@ from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.history import last_logged_step
 from ftis_node.telemetry.tracking import TrackedRun, Tracking
 from ftis_node.workers.weight_store import weights_folder
-
-log = logging.getLogger(__name__)
 
 NAME_LENGTH = 8
 EXCHANGE_SLOTS = 64  # a trainer's batch has its own size, whatever the run's step is

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def opened_home(home: Home) -> Iterator[None]:
-    """Hold the home's lock, after the replacement of damaged files.
+    """Hold the home's lock while the block runs. Under it, damaged files are replaced first.
 
     Raise HomeInUseError, ConfigError for the home of another version, MachineError for a full or broken disk.
     """

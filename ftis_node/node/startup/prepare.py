@@ -2,7 +2,7 @@
 
 settings -> model found -> full weights or LoRA chosen -> disk space checked -> memory planned
                 -> tokenizer -> task
-                -> run.toml and settings.json written to the home
+                -> run.toml, settings.json and a missing node.toml written to the home
 
 The state may change after a check, so the code that opens the port or writes the file raises errors too. Users rarely
 see those.
@@ -47,7 +47,7 @@ RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
 async def prepare(
     settings: NodeSettings, plan: RunPlan, home: Home, factory: NodeFactory, on_progress: OnProgress
 ) -> NodeInputs:
-    """Return the inputs of the components. `factory` may begin to start the workers.
+    """Return the inputs of the components. `factory` places the workers and starts none.
 
     Raise ModelError, TaskError, ConfigError, UsageError, NetworkError, MachineError.
     """
@@ -181,7 +181,7 @@ def check_owner(home: Home, source: ModelSource, *, lora: bool | None) -> None:
 
 
 def check_finished(home: Home, settings: NodeSettings) -> None:
-    """Raise ConfigError if the settings differ from the last start in the model, or in full weights versus LoRA.
+    """Raise ConfigError if changed settings do not fit the newest checkpoint: another model, full weights versus LoRA.
 
     A start of a finished home ends before `prepare` calls `check_owner`. Settings that match the last start are not
     checked, because resolving a model may query the Hugging Face hub. Raise ModelError for a model that is not found.

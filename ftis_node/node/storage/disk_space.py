@@ -22,9 +22,7 @@ from typing import TypeVar
 
 from ftis_node.backoff import ExponentialBackoff
 from ftis_node.config.home import Home
-from ftis_node.config.limits import (
-    KEPT_CHECKPOINTS,
-)
+from ftis_node.config.limits import KEPT_CHECKPOINTS
 from ftis_node.errors import DiskFullError
 from ftis_node.files import free_bytes, is_disk_full
 from ftis_node.telemetry.terminal_text import size

@@ -59,7 +59,7 @@ class DiskThread:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The replay buffer with its reader. Each release of groups is in the event log.
+    """The replay buffer with its reader. The releases by its own methods are in the event log.
 
     `disk` runs the calls of `buffer` in order. `reader` reads from the event loop.
     """

@@ -41,8 +41,8 @@ def service_manager(environment: Mapping[str, str] = os.environ) -> tuple[str, f
 class Watchdog:
     """Watchdog of one event loop: use `with watchdog.watching():` in that loop.
 
-    A blocked loop is logged after `warn_s`, and ends the process after `blocked_s`, both in seconds. `events` is set
-    while the node runs. Before that, imports of large libraries block the loop, and no event is written.
+    A block of `warn_s` seconds or more is logged when it ends, if `events` is set; one of `blocked_s` ends the process.
+    `events` is set while a node runs. Before that, imports of large libraries block the loop.
     """
 
     def __init__(

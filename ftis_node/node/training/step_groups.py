@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -15,8 +14,6 @@ from ftis_node.replay.group_choice import ChoiceRule, choose_newest, choose_same
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.telemetry.events import EventLog
-
-log = logging.getLogger(__name__)
 
 
 async def take_groups(

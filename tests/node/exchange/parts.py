@@ -12,7 +12,7 @@ import numpy as np
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.models import PromptTokenizer, load_tokenizer, resolve_model
-from ftis_node.node.exchange.trainer_exchange import GroupExchange
+from ftis_node.node.exchange.trainer_exchange import TrainerExchange
 from ftis_node.node.exchange.trainer_messages import OwnGroup
 from ftis_node.node.http_api.exchange_api import ExchangeApi
 from ftis_node.node.http_api.routes import LocalApi
@@ -32,7 +32,7 @@ PROBLEM = 7
 @asynccontextmanager
 async def exchanging(
     folder: Path, *, manifest: RunManifest = MANIFEST, **changes: Any
-) -> AsyncIterator[tuple[NodeComponents, GroupExchange]]:
+) -> AsyncIterator[tuple[NodeComponents, TrainerExchange]]:
     """Yield an exchange node whose publish and intake loops run."""
     tokenizer, task = load_tokenizer(resolve_model(str(trained_model("s")))), load_task(manifest.task)
     scorer = IsolatedScorer(task)
@@ -54,7 +54,7 @@ async def exchanging(
 
 
 @asynccontextmanager
-async def serving(node: NodeComponents, exchange: GroupExchange) -> AsyncIterator[tuple[str, ExchangeApi]]:
+async def serving(node: NodeComponents, exchange: TrainerExchange) -> AsyncIterator[tuple[str, ExchangeApi]]:
     """Yield the URL of the local port of an exchange node, and its routes for a trainer."""
     wiring = Wiring(node)
     routes = ExchangeApi(exchange, max_group_bytes=node.context.manifest.wire.max_envelope_bytes)

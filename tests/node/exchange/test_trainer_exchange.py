@@ -12,7 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from ftis_node.node.exchange.trainer_exchange import PASSING, GroupExchange
+from ftis_node.node.exchange.trainer_exchange import PASSING, TrainerExchange
 from ftis_node.node.exchange.trainer_messages import PublishedGroup
 from ftis_node.node.http_api import exchange_api
 from ftis_node.node.http_api.exchange_api import BODY_S, MAX_PENDING
@@ -211,7 +211,7 @@ async def test_a_failed_take_returns_no_groups_of_earlier_starts(tmp_path):
         assert [group.sender for group in await exchange.take(9)] == [BOB.peer_id], "the start discards the buffer"
 
 
-async def _fail_to_take(node: NodeComponents, exchange: GroupExchange) -> None:
+async def _fail_to_take(node: NodeComponents, exchange: TrainerExchange) -> None:
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorcode = sqlite3.SQLITE_FULL  # type: ignore[misc]
     with patch.object(node.store.buffer, "release_step", side_effect=error), pytest.raises(sqlite3.OperationalError):
@@ -234,6 +234,6 @@ def test_the_page_has_each_reason_of_a_request():
     page = (ROOT / "docs/train/trl.md").read_text("utf-8")
     table = page[page.index("| reason | the request is refused") :].partition("\n\n")[0]
     reasons = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|$", table, flags=re.MULTILINE))
-    code = inspect.getsource(exchange_api) + inspect.getsource(GroupExchange.publish)
+    code = inspect.getsource(exchange_api) + inspect.getsource(TrainerExchange.publish)
     assert set(reasons) == {"token", *re.findall(r'Refusal\("(\w+)"', code)}  # `access.py` checks the token
     assert f"{MAX_PENDING} groups" in reasons["busy"] and f"{BODY_S:.0f} s" in reasons["slow"]

@@ -5,18 +5,18 @@ import logging
 import pytest
 
 from ftis_node.gossip import SwarmPhase, SwarmState
-from ftis_node.node.peers.swarm_log_lines import SwarmLogMessages
+from ftis_node.node.peers.swarm_log_lines import SwarmLogLines
 
 ADDRESS = "/ip4/192.168.1.5/tcp/4001/p2p/ID"
 
 
-def lines_of(messages: SwarmLogMessages, phase: SwarmPhase, reason: str, skew_s: float | None = None) -> list[str]:
+def lines_of(messages: SwarmLogLines, phase: SwarmPhase, reason: str, skew_s: float | None = None) -> list[str]:
     lines = messages.lines(SwarmState(phase, reason), clock_skew_s=skew_s, addresses=[ADDRESS])
     return [text for _, text in lines]
 
 
 def test_each_change_is_logged_once():
-    messages, logged = SwarmLogMessages(), list[str]()
+    messages, logged = SwarmLogLines(), list[str]()
     for phase, reason, num_lines in (
         (SwarmPhase.STARTING, "looking for peers", 0),
         (SwarmPhase.STANDALONE, "no bootstrap peer answers, retrying in 3 s (refused\x1b[2J)", 1),
@@ -36,7 +36,7 @@ def test_each_change_is_logged_once():
 
 def test_a_node_without_peers_logs_how_it_is_found():
     reason = "no peers were given; waiting for others to dial this node"
-    assert lines_of(SwarmLogMessages(), SwarmPhase.STANDALONE, reason) == [
+    assert lines_of(SwarmLogLines(), SwarmPhase.STANDALONE, reason) == [
         f"working alone: no peers were given; others join it with --peers {ADDRESS}"
     ]
 
@@ -49,13 +49,13 @@ def test_a_node_without_peers_logs_how_it_is_found():
     ],
 )
 def test_a_wrong_clock_is_logged_once(skews_s, line):
-    messages = SwarmLogMessages()
+    messages = SwarmLogLines()
     (logged,) = [each for skew_s in skews_s for each in lines_of(messages, SwarmPhase.STARTING, "", skew_s)]
     assert logged.startswith(line)
 
 
 def test_a_newer_release_is_logged_once():
-    messages, logged = SwarmLogMessages(), list[tuple[int, str]]()
+    messages, logged = SwarmLogLines(), list[tuple[int, str]]()
     for release in ("", "2 of 3 run 2", "3 of 3 run 2"):
         state = SwarmState(SwarmPhase.STARTING, "")
         logged += messages.lines(state, clock_skew_s=None, addresses=[], release=release)
