@@ -249,6 +249,7 @@ async def _live(trial: Trial, node: TrialNode, index: int, *, learner: Generatio
         await byzantine.run(lockstep, steps=place.last_step)
         return
     wiring = Wiring(parts)
+    wiring.publish_loop.may_gather = False  # no round waits for a message to fill
     loops = (wiring.generate_loop, wiring.publish_loop, wiring.pull, wiring.intake)
     gate = RoundGate(
         lockstep, place, settings=trial.manifest.step, slots=parts.slots, ready_foreign=parts.store.reader.ready_foreign

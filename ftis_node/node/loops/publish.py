@@ -40,6 +40,7 @@ class PublishLoop(NodePart):
     scored: asyncio.Queue[Group]
     intake: IntakeLoop
     slots: SlotPool
+    may_gather: bool = True  # else each group is announced at once
 
     def __post_init__(self) -> None:
         self.last_number = self.store.buffer.last_number()
@@ -91,7 +92,7 @@ class PublishLoop(NodePart):
         """Return whether the gathered groups may wait for others: small, not a full message, and one went just now."""
         is_full = num_bytes > SMALL_BYTES or len(self._gathered) > MAX_MORE_GROUPS
         is_idle = not self._window.wait_s(1.0, now=time.monotonic())
-        return not is_full and not is_idle
+        return self.may_gather and not is_full and not is_idle
 
     async def _announce_gathered(self) -> None:
         while True:
