@@ -85,6 +85,15 @@ async def test_simultaneous_announcements_are_sent_together(tmp_path):
         assert alice.gossip.counters.announcements_sent <= 6
 
 
+async def test_without_gathering_each_group_is_announced_at_once(tmp_path):
+    swarm = LightSwarm(tmp_path, manifest_of(), window_s=60.0)
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        alice.wiring.publish_loop.may_gather = False
+        await swarm.publish(alice, 4)
+        await eventually(lambda: held(bob) == 4)
+        assert alice.gossip.counters.announcements_sent == 4
+
+
 async def test_a_new_member_gets_the_groups_of_an_absent_sender_from_others(tmp_path):
     swarm = LightSwarm(tmp_path, manifest_of())
     async with swarm.node(2) as bob:
