@@ -86,7 +86,7 @@ TABLES: Final = {
     "sizes": Table(
         "And between a smaller and a larger model?",
         "--pair size --methods alone,alone:own,alone:own:updates=2,nois,vis,tis,ftis,"
-        "ftis:kl_estimator=rkl_iw:kl_threshold=0.03,f-nois,accepted,gepo",
+        "ftis:kl_estimator=author_k3:kl_threshold=50,f-nois,accepted,gepo",
         model_seeds=3,
         quick="--methods alone:own,ftis,accepted",
     ),
