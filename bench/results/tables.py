@@ -170,9 +170,9 @@ TABLES: Final = {
     ),
     "attacks": Table(
         "What does an attacker do who inverts rewards, or reports log-probs that look close or far?",
-        "--pair size --nodes 4 --attack none,rewards,logprobs,positives --methods nois,ftis",
+        "--pair size --nodes 4 --attack none,rewards,logprobs,positives --methods ftis",
         model_seeds=3,
-        quick="--attack none,positives --methods ftis",
+        quick="--attack none,positives",
     ),
     "attackers": Table(
         "What does an attacker do whose log-probs look honest: small, or those of a learner?",
