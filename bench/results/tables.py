@@ -56,6 +56,7 @@ TABLES: Final = {
     "working-of-eight": Table(
         "And in a swarm of eight, which is two policies in four copies each?",
         f"--pair sums --run {RUNS}/sums.toml --controls --nodes 8 --prompts 8 --steps 40 --methods ftis:floor=0.5",
+        model_seeds=3,
     ),
     "unlike": Table(
         "And in a swarm of four different models without a barrier?",
