@@ -53,11 +53,6 @@ TABLES: Final = {
         " --methods ftis,ftis:floor=0.5,f-nois,accepted,gepo,gepo:clip=false",
         quick="--methods ftis",
     ),
-    "working-of-eight": Table(
-        "And in a swarm of eight, which is two policies in four copies each?",
-        f"--pair sums --run {RUNS}/sums.toml --controls --nodes 8 --prompts 8 --steps 40 --methods ftis:floor=0.5",
-        model_seeds=3,
-    ),
     "unlike": Table(
         "And in a swarm of four different models without a barrier?",
         f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/unlike.toml --prompts 8 --steps 40 --eval-every 10"
