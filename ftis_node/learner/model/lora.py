@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -84,6 +85,8 @@ def _forward(layer: Any, hidden: Tensor) -> Tensor:
 
 def lora_layers(causal_lm: Any) -> dict[str, Any]:
     """Return the layers with an adapter, by their names in the model."""
+    if "peft" not in sys.modules:  # which a model with an adapter has loaded; it takes a second of processor time
+        return {}
     from peft.tuners.lora import LoraLayer
 
     return {name: module for name, module in causal_lm.named_modules() if isinstance(module, LoraLayer)}

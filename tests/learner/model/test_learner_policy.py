@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -298,3 +299,9 @@ def test_another_activation_is_not_changed():
     for layer in model.model.layers:
         layer.mlp.act_fn = torch.nn.GELU()
     assert replace_gated_blocks(model) == 0
+
+
+def test_a_model_without_an_adapter_loads_no_peft(monkeypatch):
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    assert lora_layers(torch.nn.Linear(2, 2)) == {}
+    assert "peft" not in sys.modules
