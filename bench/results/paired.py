@@ -3,8 +3,8 @@
     python bench/results/paired.py docs/results/filters-late-curves.csv --base METHOD --method METHOD
 
 Each row is `--method` minus `--base`: the end, the mean of the curve after step 0, and the end at equal own tokens. For
-the last, the curve of `--base` is interpolated. Runs are paired by seed; seeds of one starting model count as one
-value. The interval is Student's at 95 %.
+the last, the curve of `--base` is interpolated. Runs are paired by seed. Seeds and copies of one starting model count
+as one value, their mean. The interval is Student's at 95 %.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ def main() -> None:
 
 
 def read_curves(path: Path) -> dict[tuple[str, str, str], dict[tuple[str, str], Curve]]:
-    """Return the curves by pair with task, model and method, then by seed of the starting model and of the run."""
+    """Return the curves by pair with task, model and method, then by seed of the starting model, and run and copy."""
     curves: dict[tuple[str, str, str], dict[tuple[str, str], Curve]] = defaultdict(lambda: defaultdict(list))
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            seeds = (row.get("model_seed", ""), row["seed"])
+            model, _, copy = row["model"].partition("~")
+            seeds = (row.get("model_seed", ""), f"{row['seed']}~{copy}")
             point = (int(row["step"]), float(row["pass_at_1"]), int(row["tokens_generated"]))
-            curves[f"{row['pair']} {row['task']}", row["model"], row["method"]][seeds].append(point)
+            curves[f"{row['pair']} {row['task']}", model, row["method"]][seeds].append(point)
     return curves
 
 
