@@ -36,7 +36,7 @@ def _load(name: str) -> ModuleType:
     return module
 
 
-RESULTS, MAKE_RESULTS = _load("tables"), _load("run")
+RESULTS, MAKE_RESULTS, PAIRED = _load("tables"), _load("run"), _load("paired")
 ALL_TABLES = RESULTS.TABLES | RESULTS.LLM_TABLES
 pytestmark = pytest.mark.timeout(300)
 STOP_LIMIT_S = 20
@@ -145,3 +145,17 @@ def test_trials_of_language_models_are_published_by_an_interrupted_run_too(tmp_p
     later = argparse.Namespace(llm=True, publish=False, out=tmp_path / "later")
     with MAKE_RESULTS._kept_trials(["llm-size"], later):
         assert [file.name for file in (later.out / "llm-size" / "runs").iterdir()] == ["a.json"]
+
+
+def test_copies_of_a_starting_model_count_as_one_value(tmp_path, monkeypatch, capsys):
+    ends = {("a", "s"): 0.1, ("a", "s~2"): 0.3, ("b", "s"): 0.4, ("b", "s~2"): 0.8}
+    lines = ["pair,task,model,method,model_seed,seed,step,pass_at_1,tokens_generated"]
+    for seed in (0, 1):
+        for (method, model), end in ends.items():
+            lines += [f"size,t,{model},{method},{seed},0,{step},{end if step else 0.0},{step}" for step in (0, 5)]
+    (tmp_path / "curves.csv").write_text("\n".join(lines))
+    monkeypatch.setattr(sys, "argv", ["paired.py", str(tmp_path / "curves.csv"), "--base", "a", "--method", "b"])
+    PAIRED.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["differences"]
+    assert set(found) == {f"size t/s/{name}" for name in ("end", "mean", "end at equal own tokens")}
+    assert found["size t/s/end"]["mean"] == pytest.approx((0.3 + 0.5) / 2)
