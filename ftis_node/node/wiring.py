@@ -50,7 +50,7 @@ from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepGate, TimedStepGate
 from ftis_node.node.training.step_peers import StepPeers
-from ftis_node.node.training.step_report import StepReporter
+from ftis_node.node.training.step_reporter import StepReporter
 from ftis_node.node.training.step_shares import StepShares
 from ftis_node.node.training.train_groups import TrainGroupBuilder
 from ftis_node.node.worker_interfaces import Generation, Learning
@@ -107,7 +107,7 @@ class Wiring:
         self.refusals = RefusalReporter(*parts)
         self.swarm = SwarmReporter(*parts, self.refusals)
         self.step_shares = StepShares(node.context, node.budget, node.slots, node.store.reader)
-        self.arrivals = AwaitedSenders(longest_wait_s=manifest.step.foreign_wait_s, now=time.monotonic())
+        self.awaited_senders = AwaitedSenders(longest_wait_s=manifest.step.foreign_wait_s, now=time.monotonic())
         self.scored = asyncio.Queue[Group](node.slots.capacity)  # from the generate loop to the publish loop
         self.reannounce_loop = ReannounceLoop(*parts)
         self.deliver_loop = DeliverLoop(*parts, node.slots)
@@ -169,7 +169,7 @@ class Wiring:
             node.tokenizer,
             node.scorer,
             node.new_peers_scorer,
-            self.arrivals,
+            self.awaited_senders,
             newest_offered=partial(newest_offered, self.context, node.learner),
             on_foreign=self.audit_loop.offer if may_audit else None,
         )
@@ -185,8 +185,8 @@ class Wiring:
         return StepReporter(self.context, self.peers, node.generation, self.swarm, node.tracking, meter)
 
     def step_gate(self) -> TimedStepGate:
-        shares, arrivals = self.step_shares, self.arrivals
-        return TimedStepGate(*self._parts, self.node.slots, shares, arrivals, self.intake.stored)
+        shares, awaited = self.step_shares, self.awaited_senders
+        return TimedStepGate(*self._parts, self.node.slots, shares, awaited, self.intake.stored)
 
     def train_loop(self, gate: StepGate, *, last_step: int | None, deliver: DeliverWeights | None = None) -> TrainLoop:
         """Return the train loop. `deliver` takes new weights; None delivers them to this node's generation worker."""

@@ -40,7 +40,7 @@ POINTS: dict[Place, tuple[str, ...]] = {
         "node.peers.group_requests:PeerRequestHandler.confirmed",
         "node.peers.group_requests:PeerRequestHandler.lookup", "node.peers.group_requests:PeerRequestHandler.sent",
     ),
-    Place.STATUS: ("node.peers.registry:PeerActivity.as_dict",),
+    Place.STATUS: ("node.peers.peer_registry:PeerActivity.as_dict",),
     Place.STORE: (STORE,),
 }  # fmt: skip
 """The points by the place that the event `peer_fault` has."""

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from ftis_node.gossip.directory.entries import DirectoryEntry
 from ftis_node.node.context import NodeContext, NodeCounters
-from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.peer_registry import PeerRegistry
 
 in_member: ContextVar[bool] = ContextVar("in_member", default=False)
 MAX_DEPTH = 5

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ftis_node.config.limits import AccessSection
 from ftis_node.errors import RecordError
 from ftis_node.node.peers.peer_manager import PeerManager
-from ftis_node.node.peers.registry import PeerActivity
+from ftis_node.node.peers.peer_registry import PeerActivity
 from ftis_node.records.bounds import MAX_RECEIPTS
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import Identity

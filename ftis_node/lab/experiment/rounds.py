@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from ftis_node.config.step import StepSection
 from ftis_node.node.context import NodeCounters, NodeState
-from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.peer_registry import PeerRegistry
 from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.training.step_shares import ForeignShortfall
 from ftis_node.swarm.reasons import AFTER_VALIDATION

@@ -59,7 +59,7 @@ class Arrival:
 @dataclass(slots=True)
 class _Lane:
     context: ValidationContext
-    arrivals: asyncio.Queue[Arrival] = field(default_factory=lambda: asyncio.Queue(QUEUE_CAPACITY))
+    queue: asyncio.Queue[Arrival] = field(default_factory=lambda: asyncio.Queue(QUEUE_CAPACITY))
 
 
 @dataclass(eq=False, repr=False)
@@ -73,7 +73,7 @@ class IntakeLoop(NodePart):
     tokenizer: PromptTokenizer
     scorer: IsolatedScorer
     new_peers_scorer: IsolatedScorer
-    arrivals: AwaitedSenders
+    awaited_senders: AwaitedSenders
     newest_offered: Callable[[], int | None]
     on_foreign: Callable[[Accepted], None] | None
 
@@ -124,7 +124,7 @@ class IntakeLoop(NodePart):
         """Submit an envelope (`Arrival`) and wait for its verdict. If it is Accepted, the group is on disk."""
         arrival = Arrival(data, origin, made, requested, asyncio.get_running_loop().create_future())
         lane = self.own if arrival.own else self._new_peers if self.peers.is_new_peer(origin) else self._known
-        await lane.arrivals.put(arrival)
+        await lane.queue.put(arrival)
         return await arrival.verdict
 
     async def next_own(self) -> Accepted:
@@ -140,7 +140,7 @@ class IntakeLoop(NodePart):
 
     async def _judge_all(self, lane: _Lane) -> None:
         while True:
-            arrival = await lane.arrivals.get()
+            arrival = await lane.queue.get()
             accepted = await self._judge(arrival, lane.context)
             if accepted is not None:
                 self._passed |= {accepted.envelope.id, (accepted.group.sender, accepted.group.number)}
@@ -232,7 +232,7 @@ class IntakeLoop(NodePart):
         self.stored.set()
         if not arrival.own:
             if len(set(group.rewards)) > 1:  # else the group has no gradient, and nobody waits for it
-                self.arrivals.arrived(group.sender, now=time.monotonic())
+                self.awaited_senders.arrived(group.sender, now=time.monotonic())
             if self.on_foreign is not None:
                 self.on_foreign(accepted)
         if arrival.own or self.peers.is_of_own_weights(group):

@@ -27,7 +27,7 @@ from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.training.step_gate import StepGate
 from ftis_node.node.training.step_groups import take_groups
 from ftis_node.node.training.step_peers import StepPeers
-from ftis_node.node.training.step_report import StepReporter
+from ftis_node.node.training.step_reporter import StepReporter
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftis_node.backoff import BackoffTable, doubling
-from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.peer_registry import PeerRegistry
 from ftis_node.swarm.lru import IdsByPeer, LruDict
 
 MAX_CONFIRMED = 1 << 16

@@ -18,7 +18,7 @@ from ftis_node.errors import RecordError, UsageError
 from ftis_node.node.context import NodeCounters
 from ftis_node.node.peers.copied_groups import CopyCatalog
 from ftis_node.node.peers.own_group_confirmations import OwnGroupConfirmations
-from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.peer_registry import PeerRegistry
 from ftis_node.node.peers.reputation_store import ReputationStore
 from ftis_node.records.group import GroupHeader
 from ftis_node.records.identity import peer_id_from_text

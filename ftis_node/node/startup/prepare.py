@@ -39,7 +39,7 @@ from ftis_node.tasks.episodes.episode import is_episode
 from ftis_node.telemetry.log import OnProgress
 from ftis_node.telemetry.secrets import keep_secret
 from ftis_node.telemetry.tracking import check_installed
-from ftis_node.workers.durable import CHECKPOINT_PREFIX, checkpoint_step, newest_complete
+from ftis_node.workers.durable import CHECKPOINT_PREFIX, newest_complete
 
 RESERVE_BYTES = 32 << 20  # for the groups, events and logs of the first minutes
 
@@ -200,14 +200,4 @@ def check_disk_space(home: Home, source: ModelSource, settings: NodeSettings) ->
         raise MachineError(
             f"the disk is too full: {free / 1e6:.0f} MB are free at {home.root}, {needed / 1e6:.0f} MB are needed: "
             "free disk space, or give another --home"
-        )
-
-
-def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step: int) -> None:
-    """Raise MachineError at a node's end if a full disk kept its last steps from being saved."""
-    saved = checkpoint_step(home.checkpoints)
-    if saved < step and free_bytes(home.checkpoints) < checkpoint_bytes(source, settings):
-        raise MachineError(
-            f"the disk is full: {home.checkpoints} has no checkpoint after step {saved} of {step}; "
-            f"free disk space and start again: the node resumes after step {saved}"
         )

@@ -8,22 +8,26 @@ import logging
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import start_command
 from ftis_node.config.node import NodeSettings
-from ftis_node.files import reporting_full_disk
+from ftis_node.errors import MachineError
+from ftis_node.files import free_bytes, reporting_full_disk
+from ftis_node.models.source import ModelSource
 from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.access import observe_token
 from ftis_node.node.http_api.routes import MonitoringApi, serve_observed
 from ftis_node.node.startup.home_opening import opened_home
 from ftis_node.node.startup.last_status import read_saved_status
-from ftis_node.node.startup.prepare import check_finished, check_saved
+from ftis_node.node.startup.prepare import check_finished
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.running_components import running_components
 from ftis_node.node.startup.summaries import end_lines, finished_lines
+from ftis_node.node.storage.home_size import checkpoint_bytes
 from ftis_node.node.supervision.process_limits import apply_limits
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog, service_manager
 from ftis_node.node.wiring import NodeComponents
 from ftis_node.replay.integrity import reporting_damage
 from ftis_node.telemetry.log import OnProgress, log_block, unwatched
+from ftis_node.workers.durable import checkpoint_step
 
 log = logging.getLogger(__name__)
 
@@ -82,3 +86,13 @@ def _report_end(
         return
     first, latest = observed.status.first, observed.status.latest
     log_block(log, end_lines(first, latest, home, settings=settings, counters=parts.context.counters))
+
+
+def check_saved(home: Home, source: ModelSource, settings: NodeSettings, *, step: int) -> None:
+    """Raise MachineError at a node's end if a full disk kept its last steps from being saved."""
+    saved = checkpoint_step(home.checkpoints)
+    if saved < step and free_bytes(home.checkpoints) < checkpoint_bytes(source, settings):
+        raise MachineError(
+            f"the disk is full: {home.checkpoints} has no checkpoint after step {saved} of {step}; "
+            f"free disk space and start again: the node resumes after step {saved}"
+        )

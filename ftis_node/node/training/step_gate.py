@@ -89,7 +89,7 @@ class TimedStepGate(NodePart):
 
     slots: SlotPool
     step_shares: StepShares
-    arrivals: AwaitedSenders
+    awaited_senders: AwaitedSenders
     stored: asyncio.Event
 
     def __post_init__(self) -> None:
@@ -163,12 +163,12 @@ class TimedStepGate(NodePart):
             self._needs = replace(self._needs, generated=0)
             own_ready, foreign_ready = substitute_foreign(own_ready + foreign_ready, needs=self._needs)
         members, now = await self.gossip.members(), time.monotonic()
-        self.arrivals.waited(self._awaited, min(now - self._looked_at, MAX_LOOK_S))
+        self.awaited_senders.waited(self._awaited, min(now - self._looked_at, MAX_LOOK_S))
         is_idle = own_ready < self._needs.own_waited_for and not self.step_shares.makes_more
         work_s = math.inf  # of a step without a wait: its training, or its generation if that takes longer
         if self.step_shares.makes_more:
             work_s = max(self._train_s, self._needs.own_waited_for * self.slots.seconds_per_group)
-        awaited = self.arrivals.awaited(
+        awaited = self.awaited_senders.awaited(
             members, now=now, work_s=work_s, quota=self._needs.foreign, may_send=self._may_send
         )
         awaited, self._looked_at = awaited if members else [], now

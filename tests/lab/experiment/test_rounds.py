@@ -11,7 +11,7 @@ from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.rounds import Rate, RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator
 from ftis_node.lab.experiment.specs import NO_DELAY, delay_alone, parse_delays
 from ftis_node.node.context import NodeCounters, NodeState
-from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.peer_registry import PeerRegistry
 from ftis_node.node.training.generation_limits import SlotPool
 from tests.conftest import raises_line
 

@@ -17,7 +17,7 @@ from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderStats
 from ftis_node.node.context import NodeState
 from ftis_node.node.loops.train import TrainLoop
-from ftis_node.node.peers.registry import RECENT_STEPS
+from ftis_node.node.peers.peer_registry import RECENT_STEPS
 from ftis_node.node.training.step_groups import take_groups
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullLearner

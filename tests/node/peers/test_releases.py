@@ -10,7 +10,7 @@ from ftis_node.config.limits import AccessSection
 from ftis_node.node.context import NodeDescription
 from ftis_node.node.peers.own_record import own_releases, release_differences
 from ftis_node.node.peers.peer_manager import PeerManager
-from ftis_node.node.peers.registry import PeerRegistry
+from ftis_node.node.peers.peer_registry import PeerRegistry
 from ftis_node.node.peers.version_advice import newer_release
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.records.identity import Identity

@@ -15,7 +15,7 @@ from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.memory.choice import TrainingChoice
 from ftis_node.models import PromptTokenizer, model_fingerprint, resolve_model
 from ftis_node.node.context import NodeState
-from ftis_node.node.startup import prepare, running_components
+from ftis_node.node.startup import prepare, run, running_components
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.running_components import StartProgress
 from ftis_node.node.worker_interfaces import NullLearner
@@ -36,17 +36,18 @@ def home(tmp_path, monkeypatch):
     checkpoint = tmp_path / "checkpoints" / "step-00000007"
     checkpoint.mkdir(parents=True)
     (checkpoint / "COMPLETE").touch()
-    monkeypatch.setattr(prepare, "free_bytes", lambda path: 99)
-    monkeypatch.setattr(prepare, "checkpoint_bytes", lambda source, settings: 100)
+    for module in (prepare, run):
+        monkeypatch.setattr(module, "free_bytes", lambda path: 99)
+        monkeypatch.setattr(module, "checkpoint_bytes", lambda source, settings: 100)
     return Home(tmp_path)
 
 
 def test_steps_that_were_not_saved_for_lack_of_space_are_an_error_at_the_end(home, monkeypatch):
     with pytest.raises(MachineError, match="no checkpoint after step 7 of 9; free disk space and start again"):
-        prepare.check_saved(home, UNUSED, UNUSED, step=9)
-    prepare.check_saved(home, UNUSED, UNUSED, step=7)
-    monkeypatch.setattr(prepare, "free_bytes", lambda path: 100)
-    prepare.check_saved(home, UNUSED, UNUSED, step=9)  # a full disk is not the cause
+        run.check_saved(home, UNUSED, UNUSED, step=9)
+    run.check_saved(home, UNUSED, UNUSED, step=7)
+    monkeypatch.setattr(run, "free_bytes", lambda path: 100)
+    run.check_saved(home, UNUSED, UNUSED, step=9)  # a full disk is not the cause
 
 
 def test_a_home_belongs_to_a_model_by_its_fingerprint(tmp_path):

@@ -145,5 +145,5 @@ async def test_only_a_group_with_a_signal_makes_its_sender_awaited(tmp_path, ide
         async with running(node) as intake:
             verdict = await intake.submit(seal_group(group, identity).to_bytes(), origin=identity.peer_id)
         assert isinstance(verdict, Accepted)
-        awaited = intake.arrivals.awaited([], now=time.monotonic(), work_s=math.inf, quota=1)
+        awaited = intake.awaited_senders.awaited([], now=time.monotonic(), work_s=math.inf, quota=1)
     assert awaited == [identity.peer_id] * has_signal

@@ -189,7 +189,7 @@ def _has_record(tokenizer: str, role: str) -> Callable[[NodeComponents, Wiring],
 
 
 def _wait_in_vain(node: NodeComponents, wiring: Wiring) -> None:
-    wiring.arrivals.waited([ANN.peer_id], 60.0)
+    wiring.awaited_senders.waited([ANN.peer_id], 60.0)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ async def test_a_step_waits_only_for_senders_whose_groups_can_come(tmp_path, cha
         gate._started_at -= 61
         assert await asyncio.wait_for(gate.wait(1), 30), "it waits for a member that has sent nothing"
         for ago_s in (2.0, 1.0, 0.0):
-            wiring.arrivals.arrived(ANN.peer_id, now=time.monotonic() - ago_s)
+            wiring.awaited_senders.arrived(ANN.peer_id, now=time.monotonic() - ago_s)
         gate._train_s = 60.0  # in which the sender makes more than the quota
         change(node, wiring)
         opening = asyncio.create_task(gate.wait(2))
