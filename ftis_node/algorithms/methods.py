@@ -169,7 +169,7 @@ def second_moment(batch: Batch, settings: Settings) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method(MethodTraits):
-    """Registry entry of one method. `objective` returns the objective of each token, `[N, T]`, or completion, `[N]`."""
+    """Registry entry of one method. `objective` returns the objective of each token, `[N, T]`, or completion, `[N, 1]`."""
 
     objective: Callable[[Batch, Settings], Tensor]
 

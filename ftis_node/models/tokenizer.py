@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import numpy as np
-from numpy.typing import NDArray
 
 from ftis_node.errors import ModelError
 from ftis_node.models.chat_template import (
@@ -133,8 +131,8 @@ class PromptTokenizer:
         return self.decode([*ids], skip_special=False)
 
     @cached_property
-    def hidden_ids(self) -> NDArray[np.int32]:
-        """The ids that no answer may contain, ascending, because its text does not show them.
+    def hidden_ids(self) -> frozenset[int]:
+        """The ids that no answer may contain, because its text does not show them.
 
         They are special tokens, except for the tags of the answer format, and ids that the vocabulary leaves out. Nodes
         with one fingerprint have the same ones.
@@ -142,7 +140,7 @@ class PromptTokenizer:
         added = self._tokenizer.added_tokens_decoder.items()
         special = {int(token) for token, each in added if each.special and each.content not in ANSWER_TAGS}
         left_out = set(range(self.num_ids)).difference(self._tokenizer.get_vocab().values())
-        return np.array(sorted(special | left_out), dtype=np.int32)
+        return frozenset(special | left_out)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -264,7 +262,7 @@ class PromptTokenizer:
 
     def has_hidden(self, text: str) -> bool:
         """Return whether a text has a special token that no answer may contain."""
-        return bool(np.isin(self._plain(text), self.hidden_ids).any())
+        return not self.hidden_ids.isdisjoint(self._plain(text))
 
     def encode_stops(self, strings: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the usual ids of each string, by which an engine can end most turns early."""
@@ -287,7 +285,7 @@ class PromptTokenizer:
     def answer_text(self, ids: Sequence[int], *, has_end: bool, opening: str) -> str | None:
         """Return the text of one completion as `answer_texts` does. Its last id is an end token if it `has_end`."""
         answer = ids[:-1] if has_end else ids
-        if np.isin(answer, self.hidden_ids).any():
+        if not self.hidden_ids.isdisjoint(answer):
             return None
         return whole_answer(opening, self.decode(answer, skip_special=False))
 

@@ -86,4 +86,4 @@ def test_the_preferred_end_is_the_one_that_the_template_writes_after_an_answer()
 def test_siblings_with_other_templates_and_ends_have_one_fingerprint():
     siblings = [_sibling(), _sibling(suffix="<think>\n", extra_eos_ids=[PAD]), _sibling(eos_token="<|endoftext|>")]
     assert len({each.fingerprint for each in siblings}) == 1
-    assert [tuple(each.hidden_ids) for each in siblings] == [(PAD, START, END)] * 3
+    assert [each.hidden_ids for each in siblings] == [{PAD, START, END}] * 3

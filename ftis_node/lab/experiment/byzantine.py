@@ -58,7 +58,7 @@ class ByzantineNode:
         self._lie = lie
         self._random = random.Random(seed)
         self._bodies: dict[bytes, bytes] = {}
-        taken = {*parts.tokenizer.eos_ids, *parts.tokenizer.hidden_ids.tolist()}
+        taken = {*parts.tokenizer.eos_ids, *parts.tokenizer.hidden_ids}
         self._words = [i for i in range(parts.tokenizer.vocab_size) if i not in taken]
         self._unseen = [i for i in self._words if not parts.tokenizer.decode([i]).strip()]  # not visible in the text
         parts.gossip.serve(self._lookup)
