@@ -169,7 +169,7 @@ def second_moment(batch: Batch, settings: Settings) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method(MethodTraits):
-    """Registry entry of one method. `objective` returns the objective of each token, `[N, T]`, or completion, `[N, 1]`."""
+    """Registry entry of a method. `objective` returns that of each token, `[N, T]`, or of each completion, `[N, 1]`."""
 
     objective: Callable[[Batch, Settings], Tensor]
 

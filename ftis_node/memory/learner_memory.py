@@ -40,11 +40,12 @@ class Workload:
     with `lora`.
 
     With `recompute_activations` the last `layers_kept` layers keep their activations nevertheless.
-    `holds_start`: the learner also holds the initial model (`policy_loading.load_reference`). `maps_weights`: an engine on the learner's
-    GPU reads new weights in place. `maps_base`: both workers compute from the mapped file of an adapter's base, if its
-    type is theirs (`shares_base`). `maps_engine`: a learner on vLLM's GPU can compute from the base that the engine
-    holds, in 16 or 32 bits (`learner/model/engine_base.py`). `is_quantized`: the base has 4 bits (`quantized.py`);
-    `can_quantize`: no other setting excludes that. `context_bytes` are those of each process on a GPU.
+    `holds_start`: the learner also holds the initial model (`policy_loading.load_reference`). `maps_weights`: an engine
+    on the learner's GPU reads new weights in place. `maps_base`: both workers compute from the mapped file of an
+    adapter's base, if its type is theirs (`shares_base`). `maps_engine`: a learner on vLLM's GPU can compute from the
+    base that the engine holds, in 16 or 32 bits (`learner/model/engine_base.py`). `is_quantized`: the base has 4 bits
+    (`quantized.py`); `can_quantize`: no other setting excludes that. `context_bytes` are those of each process on a
+    GPU.
     """
 
     dtype_bytes: int
