@@ -65,7 +65,8 @@ class CopyCatalog:
         if copy is not None:
             self._duplicates.forget(copy.group_id, problem)
             self._credits[copy.group_id] = 0.0  # a step that uses it now earns its sender nothing
-        if len(set(group.rewards)) > 1 and (group.sender, problem) not in self._credited:
+        is_foreign = group.sender != self.own_id
+        if is_foreign and len(set(group.rewards)) > 1 and (group.sender, problem) not in self._credited:
             with self._charged(group.sender):
                 nats = self._duplicates.new_nats(problem, completions)
             if nats > 0:
