@@ -60,6 +60,20 @@ TABLES: Final = {
         model_seeds=3,
         quick="--methods alone:own,alone,ftis",
     ),
+    "unlike-slow": Table(
+        "The same at half the learning rates: does another rate replace peers?",
+        f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/unlike-slow.toml --prompts 8 --steps 40 --eval-every 10"
+        " --methods alone:own,alone:own:updates=4,ftis,accepted",
+        model_seeds=3,
+        quick="--methods alone:own,ftis",
+    ),
+    "unlike-fast": Table(
+        "The same at twice the learning rates: does another rate replace peers?",
+        f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/unlike-fast.toml --prompts 8 --steps 40 --eval-every 10"
+        " --methods alone:own,alone:own:updates=4,ftis,accepted",
+        model_seeds=3,
+        quick="--methods alone:own,ftis",
+    ),
     "arithmetic": Table(
         "In such a swarm, where answers have three tokens?",
         f"--pair size --run {RUNS}/arithmetic.toml --controls --nodes 8 --methods ftis,ftis:floor=0.5,f-nois",
