@@ -53,6 +53,19 @@ TABLES: Final = {
         " --methods ftis,ftis:floor=0.5,f-nois,accepted,gepo,gepo:clip=false",
         quick="--methods ftis",
     ),
+    "working-default": Table(
+        "And with the default method?",
+        f"--pair sums --run {RUNS}/sums-default.toml --prompts 8 --steps 40 --methods alone:own,alone,ftis",
+        model_seeds=3,
+        quick="--methods alone:own,ftis",
+    ),
+    "working-seeds": Table(
+        "And with other prompts and samples?",
+        f"--pair sums --run {RUNS}/sums.toml --prompts 8 --steps 40 --methods alone:own,ftis,accepted",
+        model_seeds=3,
+        seeds=3,
+        quick="--methods ftis",
+    ),
     "unlike": Table(
         "And in a swarm of four different models without a barrier?",
         f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/unlike.toml --prompts 8 --steps 40 --eval-every 10"
