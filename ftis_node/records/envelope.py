@@ -20,6 +20,7 @@ from ftis_node.records.bounds import (
     MAX_INTEGER,
     MAX_MORE_GROUPS,
     MAX_MORE_MS,
+    MAX_PEER_NAME_BYTES,
     SIGNATURE_BYTES,
     milliseconds,
     seconds,
@@ -28,7 +29,7 @@ from ftis_node.records.codec import pack_group, pack_text_group, unpack_any
 from ftis_node.records.group import Group, TextGroup
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, Identity, peer_id_from_text, peer_id_text, verify
 from ftis_node.records.names import Codec, Role, visible_name
-from ftis_node.records.parsing import SCHEMA, fields_of, read_message
+from ftis_node.records.parsing import SCHEMA, clip_name, fields_of, read_message
 from ftis_node.records.peer_messages import PeerStats, Releases, pack_stats, unpack_stats
 
 MAX_ANNOUNCEMENT_BYTES = 512
@@ -39,7 +40,7 @@ MAX_DOMAIN_BYTES = 512
 ROLES = frozenset(get_args(Role))
 # Fields that a record and its message have in common.
 ANNOUNCED = ("id", "number", "envelope_bytes", "num_tokens", "tokenizer", "policy_version", "attempt")
-CLAIMED = ("model", "parameters", "last_number", "policy_version", "tokens_per_s", "software")
+CLAIMED = ("parameters", "last_number", "policy_version", "tokens_per_s", "software")
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,8 @@ def seal_peer_record(record: PeerRecord, identity: Identity) -> bytes:
         schema=SCHEMA,
         run=bytes.fromhex(record.run_id),
         peer=identity.peer,
-        name=record.name,
+        name=clip_name(record.name, MAX_PEER_NAME_BYTES),
+        model=clip_name(record.model),
         tokenizer=bytes.fromhex(record.tokenizer),
         role=record.role,
         created_ms=milliseconds(record.created_at),
@@ -261,6 +263,7 @@ def open_peer_record(data: bytes) -> PeerRecord:
         run_id=info.run.hex(),
         peer_id=peer_id_text(info.peer),
         name=visible_name(info.name),
+        model=info.model,
         tokenizer=info.tokenizer.hex(),
         role=info.role if info.role in ROLES else "",
         created_at=seconds(info.created_ms),

@@ -166,5 +166,6 @@ def _settle_sampling(temperature: float, top_p: float, top_k: int) -> SamplingSe
     return SamplingSettings(temperature=settle(temperature), top_p=settle(top_p), top_k=top_k)
 
 
-def clip_name(name: str) -> str:
-    return name.encode()[:MAX_NAME_BYTES].decode(errors="ignore")
+def clip_name(name: str, most: int = MAX_NAME_BYTES) -> str:
+    """Return the first whole characters of a name that fit into `most` bytes: its readers refuse a longer one."""
+    return name.encode()[:most].decode(errors="ignore")

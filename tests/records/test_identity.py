@@ -9,11 +9,20 @@ from ftis_node.errors import ConfigError, RecordError
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import MAX_GROUP_SOURCES, MAX_PASS_RATES, MAX_REASON_BYTES, MAX_REFUSED_SENDERS
-from ftis_node.records.envelope import MAX_PEER_RECORD_BYTES, PeerRecord, open_peer_record, seal_peer_record
+from ftis_node.records.codec import unpack_any
+from ftis_node.records.envelope import (
+    MAX_PEER_RECORD_BYTES,
+    PeerRecord,
+    open_peer_record,
+    seal_group,
+    seal_peer_record,
+)
 from ftis_node.records.identity import ENVELOPE_DOMAIN, PEER_DOMAIN, Identity, peer_id_from_text, peer_id_text, verify
-from ftis_node.records.peer_messages import PeerStats
+from ftis_node.records.peer_messages import PeerStats, open_offer, seal_offer
+from tests.conftest import make_group
 from tests.records.test_bounds import RECORD
 from tests.records.test_codec import refuses
+from tests.records.test_weights import make_offer
 from tests.records.wire_example import sign_peer_info
 
 # From RFC 8032, section 7.1, test 1: the public key of this seed.
@@ -77,6 +86,16 @@ def test_a_directory_record_is_read_unchanged_and_bound_to_its_signer(identity):
         open_peer_record(data[:-1] + bytes([data[-1] ^ 1]))
     with refuses("size"):
         open_peer_record(b"x" * 2049)
+
+
+def test_names_above_their_bounds_are_clipped_between_two_characters(identity):
+    record = replace(_record(identity), name="n" + "я" * 40, model="m" + "界" * 60)
+    read = open_peer_record(seal_peer_record(record, identity))
+    assert (read.name, read.model) == ("n" + "я" * 31, "m" + "界" * 42)
+    group = make_group(identity, model=record.model)
+    assert unpack_any(seal_group(group, identity).body).model == read.model
+    offer = replace(make_offer(identity), model=record.model)
+    assert open_offer(seal_offer(offer, identity)).model == read.model
 
 
 def test_the_largest_record_with_measurements_fits_and_is_read_unchanged():

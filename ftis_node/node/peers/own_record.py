@@ -20,6 +20,7 @@ from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.bounds import MAX_GRADER_BYTES, MAX_REFUSED_SENDERS, MAX_RELEASE_BYTES
 from ftis_node.records.envelope import PeerRecord
+from ftis_node.records.parsing import clip_name
 from ftis_node.records.peer_messages import PeerStats, Releases
 from ftis_node.swarm.reasons import REFUSALS
 from ftis_node.swarm.receipts import in_turn
@@ -102,8 +103,8 @@ def own_releases(task: Task, tokenizer: PromptTokenizer) -> Releases:
     """Return the releases with which this node judges groups of `task`."""
     packages = ", ".join(filter(None, [f"ftis-node {__version__}", grader_releases(task)]))
     return Releases(
-        grader=packages.encode()[:MAX_GRADER_BYTES].decode(errors="ignore"),
-        transformers=metadata.version("transformers")[:MAX_RELEASE_BYTES],
+        grader=clip_name(packages, MAX_GRADER_BYTES),
+        transformers=clip_name(metadata.version("transformers"), MAX_RELEASE_BYTES),
         template=tokenizer.template_digest,
     )
 
