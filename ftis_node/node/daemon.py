@@ -191,11 +191,10 @@ async def _ended_by(close: Callable[[], Awaitable[None]]) -> None:
 
 
 async def serve_last_groups(wiring: Wiring) -> None:
-    """Run for up to `swarm.shutdown_serve_s` after the last step, until a peer has confirmed each own group."""
+    """Run for up to `swarm.shutdown_serve_s` after the last step, until no own group waits for a confirmation."""
     node, confirmations = wiring.node, wiring.peers.confirmations
     deadline = time.monotonic() + node.context.settings.swarm.shutdown_serve_s
     while time.monotonic() < deadline and await node.gossip.members():
-        num_sent = node.context.counters.groups_sent
-        if not wiring.publish_loop.num_unannounced and confirmations.num_confirmed >= num_sent:
+        if not wiring.publish_loop.num_unannounced and not len(confirmations.pending):
             return
         await asyncio.sleep(POLL_INTERVAL_S)

@@ -136,11 +136,9 @@ class ReannounceLoop(NodePart):
         confirmations, now = self.peers.confirmations, time.monotonic()
         pending = confirmations.pending
         for group_id, attempt in pending.due(now=now):
-            if group_id in confirmations.confirmed_ids:
-                continue  # while an earlier one was announced
-            held = self.store.reader.held(group_id)
-            if held is None or held.created_at < time.time() - self.context.manifest.step.max_age_s:
-                pending.discard(group_id)  # too old for every peer
+            held, oldest = self.store.reader.held(group_id), time.time() - self.context.manifest.step.max_age_s
+            if group_id in confirmations.confirmed_ids or held is None or held.created_at < oldest:
+                pending.discard(group_id)  # confirmed while an earlier one was announced, or too old for every peer
                 continue
             if attempt < MAX_ANNOUNCED_AGAIN:
                 pending.failed(group_id, now=now)
@@ -148,8 +146,10 @@ class ReannounceLoop(NodePart):
                 pending.discard(group_id)
             announcement = replace(announcement_of(held, self.context.about), attempt=attempt)
             if await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
-                self.context.counters.groups_sent += group_id in self._former
-                self._former.discard(group_id)
+                if group_id in self._former:
+                    self._former.discard(group_id)
+                    self.context.counters.groups_sent += 1
+                    confirmations.announced(group_id)
                 self.context.events.write("reannounced", group=group_id, attempt=attempt)
 
 

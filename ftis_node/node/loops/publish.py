@@ -109,6 +109,7 @@ class PublishLoop(NodePart):
                 continue
             for one in (announcement, *announcement.more):
                 self.context.counters.groups_sent += 1
-                self.peers.confirmations.pending.failed(one.id, now=time.monotonic())
+                if self.peers.confirmations.announced(one.id):
+                    self.peers.confirmations.pending.failed(one.id, now=time.monotonic())
                 self.context.events.write("announced", group=one.id, number=one.number)
         self._num_begun -= len(gathered)

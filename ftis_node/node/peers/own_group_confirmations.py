@@ -14,15 +14,27 @@ REANNOUNCE_S = 10.0  # a group without a confirmation is announced again after t
 
 
 class OwnGroupConfirmations:
-    """Own groups that peers confirmed. `pending` and `unverified` are the queues of the re-announce loop."""
+    """Own groups that peers confirmed. `pending` and `unverified` are the queues of the re-announce loop.
+
+    `num_confirmed` counts groups that were announced since the start. A peer may also ask for older ones.
+    """
 
     def __init__(self, registry: PeerRegistry) -> None:
         self._registry = registry
         self.confirmed_ids = LruDict[bytes, None](MAX_CONFIRMED)
         self.num_confirmed = 0
+        self._unconfirmed = LruDict[bytes, None](MAX_CONFIRMED)  # announced since the start
         self._pairs = LruDict[tuple[str, bytes], None](MAX_PAIRS)
         self.pending = BackoffTable[bytes](doubling(REANNOUNCE_S), capacity=MAX_PENDING)
         self.unverified = IdsByPeer(capacity=MAX_UNVERIFIED)
+
+    def announced(self, group_id: bytes) -> bool:
+        """Note the first announcement of a group. Return whether it still needs a confirmation."""
+        if group_id in self.confirmed_ids:  # a peer had asked for it before
+            self.num_confirmed += 1
+            return False
+        self._unconfirmed[group_id] = None
+        return True
 
     def confirm(self, peer_id: str, group_id: bytes) -> bool:
         """Note that `peer_id` has the group. Return True if it is the first peer that confirms the group."""
@@ -34,5 +46,7 @@ class OwnGroupConfirmations:
             return False
         self.confirmed_ids[group_id] = None
         self.pending.discard(group_id)
-        self.num_confirmed += 1
+        if group_id in self._unconfirmed:
+            del self._unconfirmed[group_id]
+            self.num_confirmed += 1
         return True

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from bench.stubs.stub_node import stub_group
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.config.node import NodeSettings
 from ftis_node.gossip.loopback import LoopbackGossip
+from ftis_node.node.daemon import serve_last_groups
 from ftis_node.node.loops import confirmations
 from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import open_announcement
-from tests.node.light_swarm import LightSwarm, held, identity_of, manifest_of
+from ftis_node.replay.lifecycle import ReleaseReason
+from tests.node.light_swarm import RNG, LightSwarm, held, identity_of, manifest_of
 from tests.node.nodes import ME, components, events_of
 from tests.replay.test_buffer import accepted
 from tests.waiting import eventually
@@ -101,6 +104,34 @@ async def test_the_confirmation_of_a_new_peer_that_shows_the_group_counts(tmp_pa
         async with confirming_peer(swarm, gives=alice.parts.store.reader.envelopes([group_id])) as holder:
             await holder.confirm(alice.parts.context.peer_id, [group_id])
             await eventually(lambda: alice.parts.peers.confirmations.num_confirmed == 1)
+
+
+async def test_groups_of_an_earlier_start_that_a_peer_asks_for_do_not_count_as_the_last_ones(tmp_path):
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice:
+        await swarm.publish(alice, 2)
+        for group_id in alice.parts.store.reader.own_ready():
+            await alice.parts.store.release_ready(group_id, ReleaseReason.DISCARDED)
+    swarm.loses = lambda sender, receiver, kind, message: kind == "announced" and message.attempt == 0
+    async with swarm.node(2) as bob, swarm.node(1, shutdown_serve_s=60) as alice:
+        ours = alice.parts.peers.confirmations
+        await eventually(lambda: len(ours.confirmed_ids) == 2)
+        ours.pending = BackoffTable[bytes](doubling(0.2))
+        await swarm.publish(alice)
+        await serve_last_groups(alice.wiring)
+        assert (held(bob), ours.num_confirmed, alice.parts.context.counters.groups_sent) == (3, 1, 1)
+
+
+async def test_a_group_that_a_peer_confirms_before_its_announcement_is_not_announced_again(tmp_path):
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0), window_s=2.0)
+    async with swarm.node(1) as alice, swarm.node(2) as bob:
+        await swarm.publish(alice)
+        await alice.publish(stub_group(alice.parts.context.identity, swarm.manifest, RNG, num_tokens=4))
+        await eventually(lambda: len(alice.parts.store.reader.own_ready()) == 2)
+        ours = alice.parts.peers.confirmations
+        ours.confirm(bob.parts.context.peer_id, alice.parts.store.reader.own_ready()[1])
+        await eventually(lambda: alice.parts.context.counters.groups_sent == ours.num_confirmed == 2)
+        assert len(ours.pending) == 0
 
 
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["too old", "from the future"])
