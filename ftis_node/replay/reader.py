@@ -18,7 +18,15 @@ import numpy as np
 from ftis_node.errors import RecordError
 from ftis_node.records.envelope import open_envelope
 from ftis_node.records.peer_messages import BackfillRequest
-from ftis_node.replay.database import KEPT_BYTES, KEPT_GROUPS, RESET_AT, is_forgotten, open_reader, read_total
+from ftis_node.replay.database import (
+    KEPT_BYTES,
+    KEPT_GROUPS,
+    LAST_NUMBER,
+    RESET_AT,
+    is_forgotten,
+    open_reader,
+    read_total,
+)
 from ftis_node.replay.lifecycle import ReleaseReason, State
 from ftis_node.replay.stored_rows import rewards_of
 
@@ -149,6 +157,10 @@ class ReplayReader:
     def held(self, group_id: bytes) -> HeldGroup | None:
         row = self._db.execute(f"SELECT {HELD_COLUMNS} FROM groups WHERE id = ?", (group_id,)).fetchone()
         return None if row is None else HeldGroup(**dict(row))
+
+    def last_number(self) -> int:
+        """Return `ReplayBuffer.last_number` without a wait for a write."""
+        return read_total(self._db, LAST_NUMBER)
 
     def own_held(self) -> int:
         """Return the number of own groups that are READY or TAKEN; each occupies a slot."""

@@ -43,11 +43,11 @@ class OwnRecord(NodePart):
 
     def sample(self) -> None:
         """Note how many groups have been sent; the rate is an average since the oldest of the noted numbers."""
-        self._samples.append((time.monotonic(), self.store.buffer.last_number()))
+        self._samples.append((time.monotonic(), self.store.reader.last_number()))
         self._turn += 1
 
     def make(self) -> PeerRecord:
-        about, learner, last_number = self.context.about, self.learner.state, self.store.buffer.last_number()
+        about, learner, last_number = self.context.about, self.learner.state, self.store.reader.last_number()
         return PeerRecord(
             run_id=self.context.manifest.run_id,
             peer_id=self.context.peer_id,

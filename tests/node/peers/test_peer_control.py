@@ -151,6 +151,14 @@ async def test_a_node_shows_itself_and_its_peers_over_http(tmp_path):
     assert (view.num_unreadable, view.run.method) == (1, node.context.manifest.method.name)
 
 
+def test_the_record_needs_no_connection_that_writes(tmp_path):
+    with _trained_node(tmp_path) as wiring:
+        wiring.node.store.buffer.raise_last_number(7)
+        wiring.node.store.buffer.close()
+        wiring.directory_loop.own_record.sample()
+        assert wiring.directory_loop.own_record.make().last_number == 7
+
+
 def test_a_node_may_publish_no_measurements(tmp_path):
     private = SwarmSection(publish_stats=False)
     with _trained_node(tmp_path, NodeSettings(model="m", dtype="float32", swarm=private)) as wiring:
