@@ -50,23 +50,22 @@ class AdmissionControl:
         if not self._budget.takes_request(peer_id, service, cost=COSTS.get(service, 1.0), now=_now()):
             raise OverBudget("over_requests", f"too many requests from {peer_id} for {service}")
         max_streams, max_of_peer = self._limits.max_streams, self._limits.max_streams_per_peer
-        if not self.take_slot(self._streams, peer_id, most=max_streams, per_peer=max_of_peer):
+        kind = self.take_slot(self._streams, peer_id, most=max_streams, per_peer=max_of_peer)
+        if kind is None:
             raise OverBudget("busy", "all stream slots are taken")
         try:
             yield
         finally:
-            self._streams.release(peer_id)
+            self._streams.release(peer_id, kind)
 
-    def take_slot(self, slots: PeerSlots, peer_id: str, *, most: int, per_peer: int) -> bool:
-        """Take one of `most` slots, and return True; False if none is free for the peer.
+    def take_slot(self, slots: PeerSlots, peer_id: str, *, most: int, per_peer: int) -> str | None:
+        """Take one of `most` slots, and return its kind; None if none is free for the peer.
 
         A peer can have many identities, so new peers together get three quarters of the slots.
         """
-        if slots.num_held() >= most:
-            return False
-        if self.is_new(peer_id):
-            return slots.take(peer_id, kind="new", most=max(1, most * 3 // 4), per_peer=per_peer)
-        return slots.take(peer_id, kind="known", most=most, per_peer=per_peer)
+        kind, most_of_kind = ("new", max(1, most * 3 // 4)) if self.is_new(peer_id) else ("known", most)
+        is_free = slots.num_held() < most and slots.take(peer_id, kind, most_of_kind, per_peer)
+        return kind if is_free else None
 
     async def before_item(self, peer_id: str, num_bytes: int) -> None:
         """Wait until an item may be sent. Raises OverBudget if that would take long."""

@@ -85,7 +85,7 @@ class StreamServer:
             self._counters.non_ed25519["stream"] += 1
         elif self._parts.admission.is_refused(peer_id):
             self._counters.serve_errors["refused"] += 1
-        elif not self._parts.admission.take_slot(self._open, peer_id, most=self._max_open, per_peer=self._max_of_peer):
+        elif (kind := self._take_slot(peer_id)) is None:
             self._counters.serve_errors["flood"] += 1
         else:
             try:
@@ -94,7 +94,10 @@ class StreamServer:
                 if work.failed:
                     self._counters.serve_errors["fault"] += 1
             finally:
-                self._open.release(peer_id)
+                self._open.release(peer_id, kind)
+
+    def _take_slot(self, peer_id: str) -> str | None:
+        return self._parts.admission.take_slot(self._open, peer_id, most=self._max_open, per_peer=self._max_of_peer)
 
     async def _serve_peer(
         self, peer_id: str, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

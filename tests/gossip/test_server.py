@@ -12,7 +12,7 @@ from ftis_node.gossip import GossipCounters, GossipLimits
 from ftis_node.gossip.frames import Frame, read_frame, write_frame
 from ftis_node.gossip.names import RpcService, protocol
 from ftis_node.gossip.p2pd.hivemind_bindings import p2pd_pb2, write_pbmsg
-from ftis_node.gossip.services import AdmissionControl
+from ftis_node.gossip.services import AdmissionControl, OverBudget
 from ftis_node.gossip.session_parts import SessionParts
 from ftis_node.gossip.streams import StreamServer
 from ftis_node.records.identity import Identity
@@ -103,6 +103,19 @@ async def test_silent_streams_of_new_peers_leave_slots_to_known_peers(tmp_path):
         assert counters.serve_errors == {"busy": 9, "flood": 4}
         for writer in writers:
             writer.close()
+
+
+async def test_a_new_peer_that_becomes_known_meanwhile_releases_the_slots_that_it_took():
+    admission, new = AdmissionControl(GossipLimits(max_streams=2)), {ANN.peer_id, BOB.peer_id}
+    admission.is_new = lambda peer_id: peer_id in new
+    with admission.admitted(ANN.peer_id, RpcService.FETCH):
+        new.remove(ANN.peer_id)
+        with admission.admitted(ANN.peer_id, RpcService.FETCH):
+            pass
+        with pytest.raises(OverBudget), admission.admitted(BOB.peer_id, RpcService.FETCH):
+            raise AssertionError("the slot for new peers is taken")
+    with admission.admitted(BOB.peer_id, RpcService.FETCH):
+        assert admission._streams.num_held(BOB.peer_id) == 1
 
 
 async def test_a_peer_with_a_key_of_another_type_is_not_served(tmp_path):

@@ -134,6 +134,9 @@ def test_each_kind_has_separate_slots_but_a_peer_has_one_limit():
     assert slots.take("quick", kind="quick", most=1)
     assert not slots.take("slow", kind="new", most=1)
     assert slots.num_held("slow", kind="slow") == 1
+    assert slots.take("quick", kind="slower", most=1, per_peer=2)
+    slots.release("quick", "slower")
+    assert slots.num_held("quick", kind="quick") == 1
 
 
 def budget(*, bytes_per_s: float = 1000, requests: float = 60) -> UploadBudget:

@@ -119,17 +119,17 @@ class PullLoop(NodePart):
             if batch is None:
                 return
             num_pulled += sum(not item.is_assigned for item in batch.items)
-            self._slots.take(batch.source.peer_id)
+            kind = self._slots.take(batch.source.peer_id)
             if self._allowance is not None:
                 await asyncio.sleep(self._allowance.spend(_announced_bytes(batch), now=time.monotonic()))
-            tasks.create_task(self._pull_and_release(batch), name=f"pull-{batch.source.peer_id[-6:]}")
+            tasks.create_task(self._pull_and_release(batch, kind), name=f"pull-{batch.source.peer_id[-6:]}")
 
     def _most_of(self, peer_id: str) -> int:
         """Return how many groups to request from a peer, so that its answer takes half of the time limit."""
         group_s = self._group_s.get(peer_id)
         return max(1, int(PULL_TIMEOUT_S / 2 / group_s)) if group_s else PULL_BATCH
 
-    async def _pull_and_release(self, batch: PullRequest) -> None:
+    async def _pull_and_release(self, batch: PullRequest, kind: str) -> None:
         source = batch.source.peer_id
         verdicts: list[ValidationResult] = []
         try:
@@ -138,7 +138,7 @@ class PullLoop(NodePart):
             if work.failed:  # do not request the unsettled groups from this peer again
                 self._queue.missed(batch, missing=[item.id for item in batch.items])
         finally:
-            self._slots.release(source)
+            self._slots.release(source, kind)
             self.announcements.changed.set()  # this peer can take the next request
         await self._confirmations.confirm(verdicts, source=source)
 

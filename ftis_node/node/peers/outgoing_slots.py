@@ -43,12 +43,14 @@ class PullSlots:
             self._changed.clear()
             await self._changed.wait()
 
-    def take(self, peer_id: str) -> None:
-        """Take a slot for a peer for which `may_ask` is true."""
-        self._slots.take(peer_id, *self._limits_of(peer_id))
+    def take(self, peer_id: str) -> str:
+        """Take a slot for a peer for which `may_ask` is true, and return its kind for `release`."""
+        kind, *limits = self._limits_of(peer_id)
+        self._slots.take(peer_id, kind, *limits)
+        return kind
 
-    def release(self, peer_id: str) -> None:
-        self._slots.release(peer_id)
+    def release(self, peer_id: str, kind: str) -> None:
+        self._slots.release(peer_id, kind)
         self._changed.set()
 
     def is_able(self, peer_id: str) -> bool:

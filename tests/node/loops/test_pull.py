@@ -270,11 +270,11 @@ async def test_new_and_failed_peers_leave_slots_to_others(tmp_path):
         assert not pull._slots.may_ask("new4"), "the slot for proven peers is taken"
         assert pull._slots.may_ask("proven")
         for peer in ("new1", "new2", "new3"):
-            pull._slots.release(peer)
+            pull._slots.release(peer, "new")
         for peer in ("slow1", "slow2"):
             pull._slots.backoff.failed(peer, now=-1e9)
         assert pull._slots.may_ask("slow1")
-        pull._slots.take("slow1")
+        assert pull._slots.take("slow1") == "failed"
         assert not pull._slots.may_ask("slow2"), "more than one slot for failed peers"
         pull._slots.backoff.failed("proven", now=-1e9)
         assert not pull._slots.may_ask("proven")
