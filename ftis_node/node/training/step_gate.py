@@ -17,13 +17,14 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
+from ftis_node.config.step import StepSection
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.supervision.waits import wait_at_most
 from ftis_node.node.training.generation_limits import SlotPool
-from ftis_node.node.training.step_shares import ForeignShortfall, StepQuota, StepShares, substitute_foreign
+from ftis_node.node.training.step_shares import ForeignShortfall, StepShares, substitute_foreign
 from ftis_node.swarm.arrivals import AwaitedSenders
 
 log = logging.getLogger(__name__)
@@ -47,10 +48,10 @@ class StepInputs:
     alone_s: float = 0.0
 
 
-def may_start(needs: StepQuota, outlook: StepInputs) -> bool:
-    if outlook.own_ready < needs.own_waited_for:
+def may_start(needs: StepSection, outlook: StepInputs) -> bool:
+    if outlook.own_ready < needs.num_generated:
         return False
-    if outlook.foreign_ready >= needs.foreign:
+    if outlook.foreign_ready >= needs.foreign_groups:
         return True
     if outlook.own_ready + outlook.foreign_ready == 0:
         return False
@@ -58,11 +59,11 @@ def may_start(needs: StepQuota, outlook: StepInputs) -> bool:
     return not somebody_may_come or outlook.waited_s >= needs.foreign_wait_s
 
 
-def never_starts(needs: StepQuota, outlook: StepInputs) -> bool:
+def never_starts(needs: StepSection, outlook: StepInputs) -> bool:
     """Return whether the next step of a node that has stopped generating can never start: no peer will complete it."""
-    if outlook.own_ready >= needs.own and outlook.own_ready + outlook.foreign_ready > 0:
+    if outlook.own_ready >= needs.own_groups and outlook.own_ready + outlook.foreign_ready > 0:
         return False
-    return not needs.foreign or (not outlook.awaits_sender and outlook.alone_s >= needs.foreign_wait_s)
+    return not needs.foreign_groups or (not outlook.awaits_sender and outlook.alone_s >= needs.foreign_wait_s)
 
 
 class StepGate(Protocol):
@@ -100,7 +101,7 @@ class TimedStepGate(NodePart):
         self._train_s = 0.0  # from the start of a step to the end of its training, a moving average
         self._awaited: list[str] = []  # senders for whose groups alone the step has waited since the last look
         self._fill = ForeignShortfall()
-        self._needs = StepQuota.of(self.context.manifest)
+        self._needs = self.context.manifest.step
 
     async def wait(self, step: int) -> bool:
         """Wait as `StepGate.wait` says; release stale groups meanwhile."""
@@ -120,7 +121,7 @@ class TimedStepGate(NodePart):
             if await self.store.release_stale():
                 self.slots.set_held(self.store.reader.own_held())
             await self.store.evict_foreign(self.peers.share_cap())
-            self._needs = self._current_quota()
+            self._needs = self._current_needs()
             outlook = await self._outlook()
             if may_start(self._needs, outlook) and not self.context.pause.is_paused:
                 self._step, self._step_at = step, self.context.pause.clock()
@@ -140,41 +141,41 @@ class TimedStepGate(NodePart):
     def _fills(self) -> bool:
         return self.context.manifest.step.backfill_with_own and self.step_shares.makes_more
 
-    def _current_quota(self) -> StepQuota:
-        """Return the manifest's quota; with `step.backfill_with_own`, own groups replace missing foreign ones."""
-        needs = StepQuota.of(self.context.manifest)
+    def _current_needs(self) -> StepSection:
+        """Return the manifest's section; with `step.backfill_with_own`, own groups replace missing foreign ones."""
+        needs = self.context.manifest.step
         if not self._fills:
             return needs
-        own, foreign = self._fill.shares(needs.own, needs.foreign)
-        return replace(needs, own=own, foreign=foreign)
+        own, foreign = self._fill.shares(needs.own_groups, needs.foreign_groups)
+        return needs.model_copy(update={"own_groups": own, "foreign_groups": foreign})
 
     def _plan_next(self) -> None:
         """Note the start of a step, and resize the slots for the own groups of the next step."""
         if not self._fills:
             return
         step = self.context.manifest.step
-        self._fill.note(self._needs.foreign, [sender for sender, _ in self.store.reader.ready_foreign()])
+        self._fill.note(self._needs.foreign_groups, [sender for sender, _ in self.store.reader.ready_foreign()])
         own, _ = self._fill.shares(step.own_groups, step.foreign_groups)
         self.slots.resize(own * (1 + step.max_async_level))
 
     async def _outlook(self) -> StepInputs:
         own_ready, foreign_ready = self.store.reader.ready_counts()
-        if not self.context.settings.generates or (self._needs.foreign and not self.step_shares.makes_more):
-            self._needs = replace(self._needs, generated=0)
+        if not self.context.settings.generates or (self._needs.foreign_groups and not self.step_shares.makes_more):
+            self._needs = self._needs.model_copy(update={"generated_groups": None})
             own_ready, foreign_ready = substitute_foreign(own_ready + foreign_ready, needs=self._needs)
         members, now = await self.gossip.members(), time.monotonic()
         self.awaited_senders.waited(self._awaited, min(now - self._looked_at, MAX_LOOK_S))
-        is_idle = own_ready < self._needs.own_waited_for and not self.step_shares.makes_more
+        is_idle = own_ready < self._needs.num_generated and not self.step_shares.makes_more
         work_s = math.inf  # of a step without a wait: its training, or its generation if that takes longer
         if self.step_shares.makes_more:
-            work_s = max(self._train_s, self._needs.own_waited_for * self.slots.seconds_per_group)
+            work_s = max(self._train_s, self._needs.num_generated * self.slots.seconds_per_group)
         awaited = self.awaited_senders.awaited(
-            members, now=now, work_s=work_s, quota=self._needs.foreign, may_send=self._may_send
+            members, now=now, work_s=work_s, quota=self._needs.foreign_groups, may_send=self._may_send
         )
         awaited, self._looked_at = awaited if members else [], now
         if awaited:
             self._with_sender_at = now
-        if own_ready < self._needs.own_waited_for:
+        if own_ready < self._needs.num_generated:
             self._own_ready_since = None
         elif self._own_ready_since is None:
             self._own_ready_since = now

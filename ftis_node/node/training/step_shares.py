@@ -16,49 +16,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ftis_node.config.manifest import RunManifest
+from ftis_node.config.step import StepSection
 from ftis_node.node.context import NodeContext
 from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.replay.reader import ReplayReader
 
 
-@dataclass(frozen=True, slots=True)
-class StepQuota:
-    """I and J of the manifest, and the longest wait in seconds.
-
-    If the node generates more groups per step (`generated`) than a step takes, the step waits for all of them.
-    """
-
-    own: int
-    foreign: int
-    foreign_wait_s: float
-    generated: int = 0
-
-    @property
-    def own_waited_for(self) -> int:
-        """Return the number of own groups that must be READY before the step starts."""
-        return max(self.own, self.generated)
-
-    @classmethod
-    def of(cls, manifest: RunManifest) -> StepQuota:
-        step = manifest.step
-        return cls(step.own_groups, step.foreign_groups, step.foreign_wait_s, step.generated_groups or 0)
-
-
-def shares_of_step(needs: StepQuota, *, generates: bool, own_left: int = 0) -> tuple[int, int]:
-    """Return how many own and foreign groups a step takes, by signer.
-
-    `own_left` is the number of READY own groups of a node that has stopped generating.
-    """
-    if generates:
-        return needs.own, needs.foreign
-    own = min(own_left, needs.own)
-    return own, needs.own + needs.foreign - own
-
-
-def substitute_foreign(ready: int, *, needs: StepQuota) -> tuple[int, int]:
+def substitute_foreign(ready: int, *, needs: StepSection) -> tuple[int, int]:
     """Return the READY groups as (own, foreign) for a node that does not generate: the first I count as own."""
-    for_own = min(ready, needs.own)
+    for_own = min(ready, needs.own_groups)
     return for_own, ready - for_own
 
 
@@ -76,16 +42,14 @@ class StepShares:
         """Return whether more own groups will be stored: budget is left, or a group is still in generation."""
         return self.context.settings.generates and not (self.budget.is_used_up and not self.slots.in_generation)
 
-    def of_next_step(self, needs: StepQuota | None = None) -> tuple[int, int]:
-        """Return the own and foreign groups of the next step, by signer. `needs` defaults to the manifest's quota."""
-        needs = needs or StepQuota.of(self.context.manifest)
-        settings = self.context.settings
-        if settings.role == "exchange" or self.makes_more:  # a trainer makes the own groups of an exchange node
-            return shares_of_step(needs, generates=True)
-        if not settings.generates or not needs.foreign:
-            return shares_of_step(needs, generates=settings.generates)
-        own_left, _ = self.reader.ready_counts()
-        return shares_of_step(needs, generates=False, own_left=own_left)
+    def of_next_step(self, needs: StepSection | None = None) -> tuple[int, int]:
+        """Return the own and foreign groups of the next step, by signer. `needs` defaults to those of the manifest."""
+        needs, settings = needs or self.context.manifest.step, self.context.settings
+        is_supplied = settings.role == "exchange" or self.makes_more  # its trainer makes an exchange node's own groups
+        if is_supplied or (settings.generates and not needs.foreign_groups):
+            return needs.own_groups, needs.foreign_groups
+        own = min(self.reader.ready_counts()[0], needs.own_groups) if settings.generates else 0
+        return own, needs.own_groups + needs.foreign_groups - own
 
 
 @dataclass(slots=True)

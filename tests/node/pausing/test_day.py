@@ -20,6 +20,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.schedule import ScheduleSection
+from ftis_node.config.step import StepSection
 from ftis_node.errors import UsageError
 from ftis_node.node.context import NodeContext, NodeDescription, NodeState
 from ftis_node.node.loops import pause
@@ -28,7 +29,6 @@ from ftis_node.node.pausing import Decision, PauseGate
 from ftis_node.node.supervision import machine_observer
 from ftis_node.node.supervision.machine_observer import GRAPHICS_BYTES, SETTLE_S, MachineFacts, MachineObserver
 from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
-from ftis_node.node.training.step_shares import StepQuota
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.identity import Identity
 from ftis_node.telemetry.events import EventLog, read_events
@@ -347,7 +347,8 @@ async def test_the_time_per_group_is_without_a_pause(now):
 async def test_the_time_of_a_step_is_without_a_pause(now, tmp_path, monkeypatch):
     with components(tmp_path) as node:
         gate = Wiring(node).step_gate()
-        monkeypatch.setattr(StepQuota, "of", lambda manifest: StepQuota(own=0, foreign=0, foreign_wait_s=0.0))
+        no_groups = StepSection.model_construct(own_groups=0, foreign_groups=0)
+        monkeypatch.setattr(gate, "_current_needs", lambda: no_groups)
         assert await gate.wait(1)
         now[0] += 7.0
         await a_pause(node.context.pause, now, 36000.0)

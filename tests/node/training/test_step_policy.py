@@ -11,11 +11,13 @@ import pytest
 
 from bench.stubs.stub_node import FINGERPRINT
 from ftis_node.config.manifest import parse_manifest
+from ftis_node.config.node import NodeSettings
+from ftis_node.config.step import StepSection
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.node.loops.generate import PromptOrder
-from ftis_node.node.training.generation_limits import SlotPool
+from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import RECHECK_INTERVAL_S, StepInputs, may_start
-from ftis_node.node.training.step_shares import ForeignShortfall, StepQuota, shares_of_step, substitute_foreign
+from ftis_node.node.training.step_shares import ForeignShortfall, substitute_foreign
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.records.envelope import PeerRecord
 from ftis_node.records.identity import Identity
@@ -74,7 +76,7 @@ def test_each_node_has_its_order_and_repeats_it():
     assert all(0 <= index < 2**31 for index in first)
 
 
-NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
+NEEDS = StepSection(own_groups=4, foreign_groups=4, foreign_wait_s=30.0)
 FULL = StepInputs(own_ready=4, foreign_ready=4, waited_s=0.0, uptime_s=100.0, awaits_sender=True)
 
 
@@ -97,15 +99,13 @@ def test_a_step_waits_for_foreign_groups_at_most_the_set_time(changes, starts):
     [(3, 99.0, False), (4, 0.0, False), (4, 30.0, True), (7, 29.0, False), (8, 0.0, True)],
 )
 def test_a_learner_alone_waits_for_foreign_groups_instead_of_own_ones(ready, waited_s, starts):
-    assert shares_of_step(NEEDS, generates=False) == (0, 8)
-    assert shares_of_step(NEEDS, generates=True) == (4, 4)
     own, foreign = substitute_foreign(ready, needs=NEEDS)
     assert own + foreign == ready
     assert may_start(NEEDS, replace(FULL, own_ready=own, foreign_ready=foreign, waited_s=waited_s)) is starts
 
 
 def test_an_empty_step_never_starts():
-    needs = StepQuota(own=0, foreign=4, foreign_wait_s=0.0)
+    needs = StepSection(own_groups=0, foreign_groups=4, foreign_wait_s=0.0)
     assert not may_start(needs, StepInputs(0, 0, waited_s=99.0, uptime_s=99.0, awaits_sender=False))
 
 
@@ -141,6 +141,17 @@ async def _node(
 def _store(node: NodeComponents, identity: Identity, *numbers: int) -> None:
     for number in numbers:
         assert node.store.buffer.admit(accepted(identity, number, created_at=time.time()), own=identity is ME)
+
+
+@pytest.mark.parametrize(
+    ("role", "own_left", "shares"),
+    [("full", 0, (0, 8)), ("full", 3, (3, 5)), ("full", 5, (4, 4)), ("learner", 0, (0, 8)), ("exchange", 0, (4, 4))],
+)
+def test_a_step_of_a_node_that_generates_no_more_takes_foreign_groups(tmp_path, role, own_left, shares):
+    budget = GenerateBudget(1, num_tokens=1, num_groups=1)
+    with components(tmp_path, settings=NodeSettings(model="m", role=role), budget=budget) as node:
+        _store(node, ME, *range(1, own_left + 1))
+        assert Wiring(node).step_shares.of_next_step() == shares
 
 
 async def test_with_backfill_the_next_step_replaces_missing_foreign_groups(tmp_path):

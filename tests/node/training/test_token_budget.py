@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, parse_manifest
 from ftis_node.config.node import load_node_settings
+from ftis_node.config.step import StepSection
 from ftis_node.errors import ConfigError
 from ftis_node.gossip.loopback import LoopbackSwarm
 from ftis_node.lab.experiment.in_process import InProcessNodeFactory
@@ -22,7 +23,7 @@ from ftis_node.node.context import EvaluationHistory
 from ftis_node.node.daemon import run_node
 from ftis_node.node.training.generation_limits import GenerateBudget
 from ftis_node.node.training.step_gate import StepInputs, may_start, never_starts
-from ftis_node.node.training.step_shares import StepQuota, shares_of_step, substitute_foreign
+from ftis_node.node.training.step_shares import substitute_foreign
 from ftis_node.node.wiring import Wiring
 from ftis_node.replay.buffer import ReplayBuffer
 from ftis_node.replay.reader import ReplayReader
@@ -70,11 +71,11 @@ def test_a_budget_is_used_up_with_little_excess_over_any_number_of_starts(limit,
     assert sum(made[:-slots]) < limit
 
 
-NEEDS = StepQuota(own=4, foreign=4, foreign_wait_s=30.0)
+NEEDS = StepSection(own_groups=4, foreign_groups=4, foreign_wait_s=30.0)
+ALONE = StepSection(own_groups=4, foreign_groups=0, foreign_wait_s=30.0)
 
 
 def test_a_step_with_few_own_groups_left_takes_foreign_ones():
-    assert [shares_of_step(NEEDS, generates=False, own_left=left) for left in (0, 3, 9)] == [(0, 8), (3, 5), (4, 4)]
     own, foreign = substitute_foreign(3 + 2, needs=NEEDS)
     assert may_start(NEEDS, StepInputs(own, foreign, waited_s=30.0, uptime_s=99.0, awaits_sender=True))
 
@@ -86,8 +87,7 @@ def test_a_step_with_few_own_groups_left_takes_foreign_ones():
         (NEEDS, {"awaits_sender": False, "alone_s": 29.0}, False),
         (NEEDS, {"awaits_sender": False, "alone_s": 30.0}, True),
         (NEEDS, {"awaits_sender": False, "alone_s": 30.0, "own_ready": 4}, False),
-        (replace(NEEDS, foreign=0), {}, True), (replace(NEEDS, foreign=0), {"own_ready": 3}, True),
-        (replace(NEEDS, foreign=0), {"own_ready": 4}, False),
+        (ALONE, {}, True), (ALONE, {"own_ready": 3}, True), (ALONE, {"own_ready": 4}, False),
     ],
 )  # fmt: skip
 def test_a_node_that_generates_no_more_ends_if_no_peer_can_fill_a_step(needs, changes, is_over):
@@ -183,7 +183,8 @@ async def test_trained_tokens_are_counted_over_starts_with_pruned_groups(tmp_pat
 @pytest.mark.parametrize(("own_ready", "starts"), [(3, False), (4, True)])
 def test_a_step_that_draws_groups_waits_for_all_generated_ones(own_ready, starts):
     outlook = StepInputs(own_ready=own_ready, foreign_ready=0, waited_s=0.0, uptime_s=0.0, awaits_sender=False)
-    assert may_start(StepQuota(own=2, foreign=0, foreign_wait_s=1.0, generated=4), outlook) is starts
+    needs = StepSection(own_groups=2, foreign_groups=0, generated_groups=4, group_selection="sapo")
+    assert may_start(needs, outlook) is starts
 
 
 def test_the_status_keeps_the_first_and_the_newest_evaluations(monkeypatch):
