@@ -111,17 +111,10 @@ class Services:
     async def _envelopes(self, peer_id: str, request: bytes, lookup: Lookup) -> AsyncGenerator[bytes, None]:
         """Yield the available envelopes of the ids in `request`. Raises RecordError for an invalid request.
 
-        A few are read at a time, so that a slow peer occupies little memory.
+        One is read at a time, so that a slow peer occupies little memory.
         """
-        ids = unpack_ids(request, limits=self._limits)
-        for at in range(0, len(ids), self._limits.num_envelopes_per_lookup):
-            chunk = ids[at : at + self._limits.num_envelopes_per_lookup]
-            envelopes = await lookup(chunk)
-            if envelopes and len(envelopes) != len(chunk):  # their ids are uncertain, so look up one by one
-                found = [(one, envelope) for one in chunk for envelope in await lookup([one])]
-            else:
-                found = list(zip(chunk, envelopes, strict=False))
-            for group_id, envelope in found:
+        for group_id in unpack_ids(request, limits=self._limits):
+            for envelope in await lookup([group_id]):
                 yield envelope
                 self._counters.envelopes_out += 1
                 self._counters.envelope_bytes_out += len(envelope)

@@ -134,7 +134,6 @@ class GossipLimits:
     max_answers: int = MAX_ANSWERS
     idle_timeout_s: float = 10.0  # without progress
     fetch_timeout_s: float = 60.0  # one request, at either end
-    num_envelopes_per_lookup: int = 4  # read from the buffer at a time while serving
     max_streams: int = 32  # served concurrently
     max_streams_per_peer: int = 4
     max_upload_bytes_per_s: float = 64 << 20  # over all peers

@@ -149,7 +149,9 @@ class FuzzedNode:
             return self.answers[member.peer_id]
 
         async def lookup(ids: Sequence[bytes]) -> Sequence[bytes]:
-            return self.bodies[member.peer_id][: len(ids)]
+            bodies = self.bodies[member.peer_id]
+            bodies[:] = bodies[len(ids) :] + bodies[: len(ids)]  # the next request gets the next ones
+            return bodies[-len(ids) :]
 
         member.serve(lookup, answer=answer, lookup_text=lookup)
 

@@ -25,7 +25,6 @@ LIMITS = GossipLimits(
     max_ids_per_request=8,
     max_queued_announcements=16,
     max_streams_per_peer=2,
-    num_envelopes_per_lookup=2,
 )
 RUN = "run-a"
 
