@@ -18,12 +18,10 @@ from ftis_node.gossip.names import topic
 from ftis_node.gossip.p2pd.session import Session
 from ftis_node.gossip.p2pd.supervisor import P2pdSupervisor
 from ftis_node.gossip.pubsub import Subscriptions
-from ftis_node.gossip.services import AdmissionControl
 from ftis_node.gossip.session_parts import SessionParts
 from ftis_node.gossip.settings import NetworkSettings
-from ftis_node.gossip.types import GossipCounters, GossipLimits, PeerConnection
+from ftis_node.gossip.types import PeerConnection
 from ftis_node.records.identity import Identity
-from ftis_node.swarm.peer_guard import PeerGuard
 
 MAX_RUNS_SURVEYED = 8
 MAX_TOPICS = 256
@@ -41,26 +39,16 @@ class BootstrapNode:
         pinned_runs: Sequence[str] = (),
     ) -> None:
         """`pinned_runs` are ids of runs that the survey reads, and the node forwards, before all others."""
-        limits = GossipLimits()
+        parts = SessionParts(settings=settings, identity=identity, is_public=True)
         self._settings = settings
         self.pinned_runs = pinned_runs
-        self.guard = PeerGuard()
+        self.guard, self.counters = parts.guard, parts.counters
         self._dialer = Dialer(settings, rng=random.Random(), guard=self.guard)
         self._has_ended = asyncio.Event()
         self._error: BaseException | None = None
         self.peer_id = identity.peer_id
         self.addresses: list[str] = []
         self.num_runs_omitted = 0  # by the last survey
-        self.counters = GossipCounters()
-        parts = SessionParts(
-            settings=settings,
-            identity=identity,
-            limits=limits,
-            counters=self.counters,
-            admission=AdmissionControl(limits),
-            is_public=True,
-            guard=self.guard,
-        )
         self._supervisor = P2pdSupervisor(parts, self._work, on_end=self._on_end)
 
     async def start(self) -> None:

@@ -15,7 +15,7 @@ from ftis_node.swarm.peer_guard import PeerGuard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionParts:
-    """Settings and shared parts of one node. The defaults are those of a node that only queries: a temporary identity.
+    """Settings and shared parts of one node. The defaults are those of a node in no run, with a temporary identity.
 
     `handlers` are by protocol name. `is_public` is true for a bootstrap node. `on_duplicate_identity` is called when
     another node with this identity is detected.
