@@ -73,6 +73,13 @@ def open_envelope(data: bytes, *, max_bytes: int = MAX_ENVELOPE_BYTES) -> Envelo
     return Envelope(id=hashlib.sha256(message.body).digest(), body=message.body, signature=message.signature)
 
 
+def is_envelope_of(data: bytes, group_id: bytes) -> bool:
+    try:
+        return open_envelope(data).id == group_id
+    except RecordError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """A group that passed validation. `group` has our rewards; `prompt_ids` is the prompt that we rebuilt.

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ftis_node.errors import RecordError
-from ftis_node.records.envelope import open_envelope
+from ftis_node.records.envelope import is_envelope_of
 from ftis_node.records.peer_messages import BackfillRequest
 from ftis_node.replay.database import (
     KEPT_BYTES,
@@ -139,7 +138,7 @@ class ReplayReader:
         Envelopes that changed on disk are omitted, because a peer would blame the node that serves them.
         """
         found = ((group_id, self._value("SELECT envelope FROM groups WHERE id = ?", group_id)) for group_id in ids)
-        return [envelope for group_id, envelope in found if envelope is not None and _is_of(envelope, group_id)]
+        return [envelope for group_id, envelope in found if envelope is not None and is_envelope_of(envelope, group_id)]
 
     def find_held(self, request: BackfillRequest, *, limit: int) -> list[HeldGroup]:
         """Return the stored groups that a peer requests, oldest first.
@@ -283,13 +282,6 @@ class ReplayReader:
         """Return the only value that a query selects; None without a row."""
         row = self._db.execute(query, arguments).fetchone()
         return None if row is None else row[0]
-
-
-def _is_of(envelope: bytes, group_id: bytes) -> bool:
-    try:
-        return open_envelope(envelope).id == group_id
-    except RecordError:
-        return False
 
 
 def _summary(row: sqlite3.Row) -> GroupSummary:

@@ -21,7 +21,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ftis_node.errors import RecordError
 from ftis_node.gossip import Gossip
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.group_requests import announcement_of
@@ -29,7 +28,7 @@ from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import QuerySlots
 from ftis_node.node.supervision.waits import wait_at_most
 from ftis_node.node.training.generation_limits import SlotPool
-from ftis_node.records.envelope import open_envelope
+from ftis_node.records.envelope import is_envelope_of
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.rate_limits import TokenBuckets
@@ -127,7 +126,7 @@ class ReannounceLoop(NodePart):
             return
         with self.gossip.guard.work_for(peer_id, Place.CONFIRM):
             fetched = await self.gossip.fetch(peer_id, [group_id], timeout_s=REANNOUNCE_CHECK_S)
-            if not any(_is_envelope_of(data, group_id) for data in fetched.items):
+            if not any(is_envelope_of(data, group_id) for data in fetched.items):
                 self.context.counters.confirmations_unproven += 1
             elif self.peers.confirmations.confirm(peer_id, group_id):
                 self.context.events.write("confirmed", group=group_id, peer=peer_id)
@@ -173,10 +172,3 @@ class DeliverLoop(NodePart):
         if await self.store.release_stale() or delivered:
             await self.store.disk(self.store.buffer.prune, max_disk_bytes=self.context.settings.buffer.max_disk_bytes)
             self.slots.set_held(self.store.reader.own_held())
-
-
-def _is_envelope_of(data: bytes, group_id: bytes) -> bool:
-    try:
-        return open_envelope(data).id == group_id
-    except RecordError:
-        return False
