@@ -60,7 +60,6 @@ MAX_CHUNKS_PER_QUESTION: Final = 64
 MAX_PROBE_IDS: Final = 256
 MAX_ADAPTER_CONFIG_BYTES: Final = 16 << 10
 LOGPROB_SLACK: Final = 1e-3  # above 0, by rounding
-FINISHES: Final = frozenset({pb.FINISH_STOP, pb.FINISH_LENGTH, pb.FINISH_ABORT})
 
 Bound: TypeAlias = Callable[[Any], bool]  # returns true if the field may have this value
 
@@ -112,19 +111,6 @@ def many_whole(least_value: int, most_value: int, *, least: int = 0, most: int) 
     return is_within
 
 
-def many_of(allowed: frozenset[int], *, least: int = 0, most: int) -> Bound:
-    return lambda values: least <= len(values) <= most and allowed.issuperset(values[:])
-
-
-def many_judged(*, least: int = 0, most: int) -> Bound:
-    """Return a bound for `least` to `most` floats of any value: a validation rule checks them later."""
-    return lambda values: least <= len(values) <= most
-
-
-def one_of(allowed: frozenset[int]) -> Bound:
-    return lambda value: value in allowed
-
-
 def nested(table: Table) -> Bound:
     return lambda message: first_beyond(message, table) is None
 
@@ -166,8 +152,8 @@ HEADER: Final[dict[str, Bound]] = {
     "policy_version_span": whole(0, MAX_UINT32),
     "sampling": nested(SAMPLING),
     "lengths": many_whole(1, MAX_UINT32, least=1, most=MAX_COMPLETIONS),
-    "finishes": many_of(FINISHES, least=1, most=MAX_COMPLETIONS),
-    "rewards": many_judged(least=1, most=MAX_COMPLETIONS),
+    "finishes": many_whole(pb.FINISH_STOP, pb.FINISH_ABORT, least=1, most=MAX_COMPLETIONS),
+    "rewards": many(JUDGED, least=1, most=MAX_COMPLETIONS),
     "weights_of": optional_peer_id,
     "prompt_hash": raw(PROMPT_HASH_BYTES),
     "end_ids": many_whole(0, MAX_UINT32, most=MAX_END_IDS),
@@ -208,7 +194,7 @@ BODIES: Final[Mapping[int, Table]] = {
     pb.CODEC_TEXT: Table(
         HEADER | CONTENTS,
         texts=many(text(MAX_TEXT_BYTES), least=1, most=MAX_COMPLETIONS),
-        mean_logprobs=many_judged(least=1, most=MAX_COMPLETIONS),
+        mean_logprobs=many(JUDGED, least=1, most=MAX_COMPLETIONS),
         exact_group=raw(ID_BYTES),
     ),
 }
@@ -275,7 +261,7 @@ TABLES: Final[Mapping[type, Table]] = {
     ),
     pb.WeightsQuestion: Table(
         schema=SCHEMA,
-        part=one_of(frozenset({pb.WEIGHTS_PART_OFFER, pb.WEIGHTS_PART_HASHES, pb.WEIGHTS_PART_CHUNKS})),
+        part=whole(pb.WEIGHTS_PART_OFFER, pb.WEIGHTS_PART_CHUNKS),
         file=raw(0, DIGEST_BYTES),
         first=whole(0, MAX_CHUNKS),
         count=whole(0, MAX_CHUNKS_PER_QUESTION),

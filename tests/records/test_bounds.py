@@ -18,6 +18,7 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.bounds import (
     BODIES,
     GROUP_SOURCE,
+    JUDGED,
     MAX_INTEGER,
     MAX_TIME_MS,
     PASS_RATE,
@@ -26,8 +27,7 @@ from ftis_node.records.bounds import (
     REFUSED_SENDER,
     TABLES,
     first_beyond,
-    many_judged,
-    many_of,
+    many,
     many_whole,
     seconds,
 )
@@ -222,8 +222,8 @@ async def test_fields_of_another_codec_are_refused_and_charged_to_the_serving_pe
     [
         (many_whole(1, 9, least=1, most=3), [[1], [9, 1, 5]], [[], [0], [5, 10], [9, 9, 9, 9]]),
         (many_whole(0, 9, most=2), [[], [0, 9]], [[10], [1, 1, 1]]),
-        (many_of(frozenset({1, 2}), least=1, most=2), [[1], [2, 1]], [[], [1, 3], [1, 1, 1]]),
-        (many_judged(least=1, most=2), [[math.nan], [math.inf, -1.0]], [[], [0.0, 0.0, 0.0]]),
+        (many(JUDGED, least=1, most=2), [[math.nan], [math.inf, -1.0]], [[], [0.0, 0.0, 0.0]]),
+        (BODIES[pb.CODEC_EXACT]["finishes"], [[1, 2, 3]], [[], [0], [4, 1]]),
     ],
 )
 def test_bounds_of_lists(bound, within, beyond):
