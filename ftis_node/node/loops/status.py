@@ -23,13 +23,13 @@ from ftis_node.config.limits import MAX_READY_BYTES
 from ftis_node.files import is_disk_full, replace_file
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
-from ftis_node.node.supervision.file_shortage import FileShortage
-from ftis_node.node.supervision.process_limits import num_open_files, open_files
+from ftis_node.node.supervision.process_limits import num_open_files, open_files, skip_without_files
 from ftis_node.node.supervision.shutdown import stop_waits_for
 from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.generation_limits import SlotPool
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.replay.reader import BufferFigures, ReplayReader
+from ftis_node.telemetry.log import RateLimitedLog
 from ftis_node.telemetry.status import (
     BudgetStatus,
     EndWord,
@@ -72,7 +72,7 @@ class StatusLoop(NodePart):
     def __post_init__(self) -> None:
         self._started_at = self._refreshed_at = time.monotonic()
         self._members: Collection[str] = ()
-        self._shortage = FileShortage()
+        self._shortage = RateLimitedLog()
         self._counts: dict[str, int] = {}
         self._changed_at: dict[str, float] = {}  # Unix time (s) of a count's last change since the start
         self._is_stopping, self._stop_waits_for = asyncio.Event(), ""
@@ -82,9 +82,9 @@ class StatusLoop(NodePart):
     async def run(self) -> None:
         while True:
             for _ in range(PERIODS_PER_SAVE):
-                await self._shortage.skipped_at(self.refresh)
+                await skip_without_files(self.refresh, self._shortage)
                 await asyncio.sleep(PERIOD_S)
-            await self._shortage.skipped_at(self.save_if_space)
+            await skip_without_files(self.save_if_space, self._shortage)
 
     async def begin_stop(self, waits_for: str = "") -> None:
         """Show the node as stopping from now on, waiting for `waits_for` unless the learner reports another reason."""
@@ -95,7 +95,7 @@ class StatusLoop(NodePart):
         """Take snapshots of a stop until canceled. `run` ends with the other loops."""
         await self._is_stopping.wait()
         while True:
-            await self._shortage.skipped_at(self.refresh)
+            await skip_without_files(self.refresh, self._shortage)
             await asyncio.sleep(PERIOD_S)
 
     async def refresh(self, *, end: EndWord | None = None) -> Status:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
+import sqlite3
 import sys
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from ftis_node.config.limits import LimitsSection
 from ftis_node.errors import MachineError
+from ftis_node.telemetry.log import RateLimitedLog, is_out_of_files
 
+log = logging.getLogger(__name__)
 MIN_OPEN_FILES = 512  # daemon and p2pd: one or two connections per peer and stream, and the home's files
 MIN_THREADS = 2  # of the daemon's libraries; usually a quarter of the cores
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "GOMAXPROCS")  # numpy and torch; p2pd
@@ -50,6 +55,20 @@ def allow_open_files() -> OpenFiles:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (found.reachable, hard))
     return open_files()
+
+
+async def skip_without_files(work: Callable[[], Awaitable[object]], shortage: RateLimitedLog) -> None:
+    """Await `work`; count a lack of file descriptors and log it once a minute. Raise all other errors."""
+    try:
+        await work()
+    except (OSError, sqlite3.OperationalError) as error:
+        if not is_out_of_files(error):
+            raise
+        if shortage.is_due():
+            log.warning(
+                "no file can be opened (%s; limit %d, %d times so far): this work is skipped once",
+                *(error, open_files().soft, shortage.count),
+            )
 
 
 def apply_limits(limits: LimitsSection) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ftis_node.files import replace_file
-from ftis_node.node.supervision.file_shortage import FileShortage
-from ftis_node.node.supervision.process_limits import num_open_files
+from ftis_node.node.supervision.process_limits import num_open_files, skip_without_files
 from ftis_node.telemetry.events import EventLog, event_log_files, read_events
 from ftis_node.telemetry.log import RateLimitedLog
 
@@ -34,7 +33,7 @@ def no_free_descriptors() -> Iterator[None]:
 
 
 async def test_periodic_work_is_skipped_and_logged_once(tmp_path, caplog):
-    shortage = FileShortage()
+    shortage = RateLimitedLog()
 
     async def save():
         replace_file(tmp_path / "status.json", b"{}")
@@ -47,7 +46,7 @@ async def test_periodic_work_is_skipped_and_logged_once(tmp_path, caplog):
 
     with caplog.at_level(logging.WARNING), no_free_descriptors():
         for work in (save, open_database, count_files):
-            await shortage.skipped_at(work)
+            await skip_without_files(work, shortage)
     assert shortage.count == 3
     assert len(caplog.records) == 1 and "no file can be opened" in caplog.text
 
