@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ftis_node.errors import RecordError
-from ftis_node.telemetry.secrets import MIN_SECRET_BYTES
 
 KEY_BYTES = 32
 NAME_BYTES = 16
@@ -55,9 +54,6 @@ class SecretCipher(NullCipher):
     overhead_bytes = MAX_OVERHEAD_BYTES
 
     def __init__(self, secret: bytes, *, run_id: str) -> None:
-        """Raises ValueError for a secret of fewer than 32 bytes."""
-        if len(secret) < MIN_SECRET_BYTES:
-            raise ValueError(f"a secret has at least {MIN_SECRET_BYTES} bytes")
         derive = HKDF(algorithm=SHA256(), length=KEY_BYTES + NAME_BYTES, salt=run_id.encode(), info=DOMAIN)
         derived = derive.derive(secret)
         self._aead = ChaCha20Poly1305(derived[:KEY_BYTES])

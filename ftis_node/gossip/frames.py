@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Sequence
 from enum import IntEnum
 
 from ftis_node.errors import RecordError
@@ -17,17 +16,8 @@ HEADER = struct.Struct(">BI")
 CHUNK_BYTES = 1 << 16  # time limits apply to each chunk, so that a long item over a slow link does not time out
 
 
-def pack_ids(ids: Sequence[bytes], *, limits: GossipLimits) -> bytes:
-    """Return ids as sent: 32 bytes each, concatenated. Raises ValueError for none, too many, or a wrong length."""
-    if not 1 <= len(ids) <= limits.max_ids_per_request:
-        raise ValueError(f"{len(ids)} ids in one request: 1 to {limits.max_ids_per_request} are allowed")
-    if any(len(one) != ID_BYTES for one in ids):
-        raise ValueError(f"an id has {ID_BYTES} bytes")
-    return b"".join(ids)
-
-
 def unpack_ids(packed: bytes, *, limits: GossipLimits) -> list[bytes]:
-    """Return the unique ids of a peer's request. Raises RecordError for bytes that `pack_ids` never returns."""
+    """Return the unique ids of a peer's request, which are concatenated. Raises RecordError for any other bytes."""
     num_ids, odd_bytes = divmod(len(packed), ID_BYTES)
     if odd_bytes or not 1 <= num_ids <= limits.max_ids_per_request:
         raise RecordError("ids", f"{len(packed)} bytes of ids")

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 from ftis_node.errors import RecordError
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
-from ftis_node.gossip.frames import ItemCollector, pack_ids
+from ftis_node.gossip.frames import ItemCollector
 from ftis_node.gossip.multiaddr import Reachability, reachability_of
-from ftis_node.gossip.names import RpcService, check_run_id
+from ftis_node.gossip.names import RpcService
 from ftis_node.gossip.pubsub import AnnouncementQueue
 from ftis_node.gossip.services import AdmissionControl, Services
 from ftis_node.gossip.types import (
@@ -53,11 +53,10 @@ class Gossip(ABC):
     """
 
     def __init__(self, *, peer_id: str, run_id: str, limits: GossipLimits) -> None:
-        """Raises ValueError for an invalid run id."""
         self.peer_id = peer_id
         self.counters = GossipCounters()
         self.guard = PeerGuard()
-        self._run_id = check_run_id(run_id)
+        self._run_id = run_id
         self._limits = limits
         self._services = Services(limits=limits, counters=self.counters)
         self._admission = AdmissionControl(limits)
@@ -164,12 +163,12 @@ class Gossip(ABC):
     async def fetch(
         self, peer_id: str, ids: Sequence[bytes], *, as_text: bool = False, timeout_s: float | None = None
     ) -> Fetched:
-        """Fetch the envelopes of `ids` (32 bytes each, at most `max_ids_per_request`). Raises ValueError for others.
+        """Fetch the envelopes of `ids` (1 to `max_ids_per_request`).
 
         `as_text` requests the text form, which only the creator has; other peers are UNREACHABLE for that service.
         """
         service = RpcService.FETCH_TEXT if as_text else RpcService.FETCH
-        request = pack_ids(ids, limits=self._limits)
+        request = b"".join(ids)
         items = ItemCollector(
             max_items=len(ids), max_item_bytes=self._limits.max_envelope_bytes, max_bytes=self._limits.max_request_bytes
         )
@@ -199,7 +198,7 @@ class Gossip(ABC):
 
     async def confirm(self, peer_id: str, ids: Sequence[bytes]) -> bool:
         """Confirm to a peer that its groups were fetched and validated; return whether it received the confirmation."""
-        request = pack_ids(ids, limits=self._limits)
+        request = b"".join(ids)
         items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)  # one empty item
         timeout_s = self._limits.idle_timeout_s
         response = await self._counted_pull(peer_id, RpcService.CONFIRM, request, items=items, timeout_s=timeout_s)

@@ -54,10 +54,7 @@ class Libp2pGossip(Gossip):
         num_shards: int = 1,
         secret: bytes | None = None,
     ) -> None:
-        """Read all of the run's `num_shards` until `read_shards` is called. With a `secret` only its holders can join.
-
-        Raises ValueError for an invalid run id, and for a secret of fewer than 32 bytes.
-        """
+        """Read all of the run's shards until `read_shards` is called. With a `secret` only its holders can join."""
         super().__init__(peer_id=identity.peer_id, run_id=run_id, limits=limits or GossipLimits())
         self._cipher = NO_CIPHER if secret is None else SecretCipher(secret, run_id=run_id)
         self._run_name = self._cipher.wire_name(run_id)

@@ -21,13 +21,6 @@ class RpcService(StrEnum):
     WEIGHTS = "weights"  # a query about a learner's weights; returns an offer, hashes or chunks
 
 
-def check_run_id(run_id: str) -> str:
-    """Return `run_id`. Raises ValueError if it cannot be part of a name."""
-    if RUN_ID.fullmatch(run_id) is None:
-        raise ValueError(f"{run_id!r} is not a run id: letters, digits, '_' and '-', at most 64 of them")
-    return run_id
-
-
 def topic(run_id: str, shard: int) -> str:
     return f"{PREFIX}/{run_id}/{shard}"
 

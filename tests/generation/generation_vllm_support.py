@@ -223,7 +223,7 @@ def make_client(
         proof_tolerance=PROOF_TOLERANCES[settings.dtype],
         timing=Timing(heartbeat_every_s=0.2, stall_timeout_s=STALL_S),
         restart_policy=RestartPolicy(
-            backoff=ExponentialBackoff(first_s=0.05, factor=1.0),
+            backoff=ExponentialBackoff(first_s=0.05, ceiling_s=0.05),
             quick_death_s=math.inf,  # so that the number of deaths, not a machine's speed, decides
             max_quick_deaths=9,
         ),

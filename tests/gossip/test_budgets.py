@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from ftis_node.gossip import FetchOutcome, GossipLimits
-from ftis_node.gossip.frames import Frame, pack_ids, write_frame
+from ftis_node.gossip.frames import Frame, write_frame
 from ftis_node.gossip.loopback import LoopbackGossip, LoopbackSwarm
 from ftis_node.gossip.names import RpcService, protocol
 from tests.gossip.helpers import BodyStore, announce_until_received, receive
@@ -55,7 +55,7 @@ async def test_a_stream_read_at_one_byte_per_second_is_closed_and_takes_little_m
     fetch = protocol("r", RpcService.FETCH)
     before = psutil.Process().memory_info().rss
     async with slow._session.client.stream(server.peer_id, fetch, timeout_s=30) as (reader, writer):
-        await write_frame(writer, Frame.REQUEST, pack_ids(store.ids, limits=limits), idle_s=1)
+        await write_frame(writer, Frame.REQUEST, b"".join(store.ids), idle_s=1)
         reading = asyncio.create_task(_read_slowly(reader))
         await eventually(lambda: server.counters.serve_errors.get("timed_out"), within_s=25)
         grown = psutil.Process().memory_info().rss - before

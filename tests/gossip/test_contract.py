@@ -129,13 +129,6 @@ async def test_text_groups_are_fetched_by_a_separate_request(four):
     assert (await client.fetch(server.peer_id, exact.ids, as_text=True)).items == ()
 
 
-async def test_a_wrong_number_or_length_of_ids_raises_value_error(four):
-    client, server, _ = four.members
-    for ids in ([], [b"short"], [random_id() for _ in range(9)]):
-        with pytest.raises(ValueError, match="id"):
-            await client.fetch(server.peer_id, ids)
-
-
 async def test_more_bytes_than_the_limits_are_not_accepted(four):
     server, client, _ = four.members
     for bodies in ([bytes(400_001)], [os.urandom(350_000), os.urandom(350_001)]):

@@ -44,7 +44,7 @@ from ftis_node.gossip.directory.validators import (
     node_id_of,
 )
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
-from ftis_node.gossip.names import bucket_key, check_run_id, manifest_key, record_key
+from ftis_node.gossip.names import bucket_key, manifest_key, record_key
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
 from ftis_node.gossip.session_parts import SessionParts
 from ftis_node.records.identity import Identity
@@ -300,12 +300,6 @@ def test_addresses_that_do_not_fit_are_omitted():
     packed = pack_member(addresses, num_shards=8)
     assert len(packed) <= 512 - MAX_OVERHEAD_BYTES
     assert unpack_addresses(packed) == addresses[:5]
-
-
-@pytest.mark.parametrize("run_id", ["", "a/b", "a" * 65, "a b", "ä"])
-def test_an_invalid_run_id_is_refused(run_id):
-    with pytest.raises(ValueError, match="is not a run id"):
-        check_run_id(run_id)
 
 
 @pytest.mark.parametrize(
