@@ -49,9 +49,6 @@ class SwarmState:
     state: SwarmPhase
     reason: str
 
-    def __str__(self) -> str:
-        return f"{self.state}: {self.reason}"
-
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFacts:

@@ -145,9 +145,6 @@ class FirstAnnouncements:
         self._ids = IdsByPeer(capacity=capacity)
         self._times: dict[bytes, float] = {}
 
-    def __len__(self) -> int:
-        return len(self._times)
-
     def note(self, group_id: bytes, *, announcer: str, at: float) -> None:
         """Note an announcement at `at`. A repeated one shows no order."""
         if group_id not in self._times:

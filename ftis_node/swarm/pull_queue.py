@@ -189,13 +189,11 @@ class PullQueue:
             if (known := self._in_flight.pop(item.id, None)) is not None:
                 self._put(known)
 
-    def drop_older(self, created_before: float) -> int:
-        """Drop waiting items created before this time, by the words of their holders; return how many."""
-        waiting = [known for source in self._waiting.values() for known in source.values()]
-        old = [known for known in waiting if known.item.created_at < created_before]
-        for known in old:
-            self._pass_on(known)
-        return len(old)
+    def drop_older(self, created_before: float) -> None:
+        """Drop waiting items created before this time, by the words of their holders."""
+        for known in [known for source in self._waiting.values() for known in source.values()]:
+            if known.item.created_at < created_before:
+                self._pass_on(known)
 
     def reroute(self, may_ask: Callable[[str], bool]) -> None:
         """Move items of sources that `may_ask` excludes to another holder.

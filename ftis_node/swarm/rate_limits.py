@@ -144,9 +144,6 @@ class TokenBuckets:
         self._burst = burst
         self._buckets = LruDict[str, TokenBucket](capacity)
 
-    def __len__(self) -> int:
-        return len(self._buckets)
-
     def peek(self, key: str) -> TokenBucket:
         """Return the bucket of a key for a query. It is not remembered, because the key may be unverified."""
         return self._buckets.get(key) or TokenBucket(rate_per_s=self._rate_per_s, burst=self._burst)

@@ -184,9 +184,6 @@ class ReputationTable:
         self.changed: set[str] = set()  # peers to save; the owner clears the set
         self.forgotten: set[str] = set()  # peers to delete; the owner clears the set
 
-    def __len__(self) -> int:
-        return len(self._peers)
-
     def __iter__(self) -> Iterator[tuple[str, PeerReputation]]:
         return iter(list(self._peers.items()))
 

@@ -333,7 +333,7 @@ def test_an_announcer_of_many_groups_displaces_only_its_own():
     announced.note(b"ann3", announcer="thief", at=200.0)
     assert [announced.at(b"ann%d" % number) for number in range(10)] == [float(number) for number in range(10)]
     assert announced.at(b"thief0") is None
-    assert (announced.at(b"thief999"), len(announced)) == (100.0, 100)
+    assert (announced.at(b"thief999"), len(announced._times)) == (100.0, 100)
 
 
 def test_a_group_is_described_by_the_surprise_of_its_tokens_or_texts():

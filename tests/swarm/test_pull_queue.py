@@ -155,7 +155,8 @@ def test_the_queue_is_bounded_and_drops_the_oldest():
     queue = PullQueue(max_per_holder=3)
     for number in range(5):
         queue.add(item(f"a{number}", at=number), holder="a")
-    assert (len(queue), queue.drop_older(3.0)) == (3, 1)
+    assert len(queue) == 3
+    queue.drop_older(3.0)
     assert ids_of(queue.next_request(most=9, need=None, max_bytes=ANY)) == ["a4", "a3"]
     assert queue.next_request(most=9, need=None, max_bytes=ANY) is None
 

@@ -50,7 +50,7 @@ def test_a_thousand_new_peers_share_one_limit_and_do_not_use_that_of_a_known_pee
     assert sum(spend(quotas, f"new{i}", groups=2, is_new=True) for i in range(1000)) == 120
     assert not quotas.allows("new5000", is_new_peer=True, now=0.0)
     assert spend(quotas, "ann", groups=100) == 60
-    assert len(quotas._groups._senders) <= 50
+    assert len(quotas._groups._senders._buckets) <= 50
 
 
 def test_no_charge_of_one_peer_locks_all_new_peers_out_for_longer_than_a_minute():

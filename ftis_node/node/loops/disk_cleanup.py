@@ -146,13 +146,13 @@ def _remove_old_checkpoints(home: Home) -> None:
     keep_newest(home.checkpoints, CHECKPOINT_PREFIX, keep=1)
 
 
-def rotate_log(path: Path, *, max_bytes: int) -> bool:
+def rotate_log(path: Path, *, max_bytes: int) -> None:
     """Move the content of `path` to `<name>.1`, replacing that file, if it has `max_bytes` or more.
 
-    Return whether the file was rotated. On a full disk the content is lost instead. Raise OSError.
+    On a full disk the content is lost instead. Raise OSError.
     """
     if not path.is_file() or path.stat().st_size < max_bytes:
-        return False
+        return
     older = path.with_name(f"{path.name}.1")
     older.unlink(missing_ok=True)  # before the copy, so that there are never three files
     try:
@@ -162,4 +162,3 @@ def rotate_log(path: Path, *, max_bytes: int) -> bool:
         if not is_disk_full(error, path.parent):
             raise
     os.truncate(path, 0)
-    return True

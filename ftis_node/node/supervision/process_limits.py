@@ -43,7 +43,7 @@ def num_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def allow_open_files() -> OpenFiles:
+def allow_open_files() -> None:
     """Raise the soft limit to the hard one, at most MANY_OPEN_FILES. Raise MachineError if that is too few."""
     found = open_files()
     if found.reachable < MIN_OPEN_FILES:
@@ -54,7 +54,6 @@ def allow_open_files() -> OpenFiles:
     if found.reachable > found.soft:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (found.reachable, hard))
-    return open_files()
 
 
 async def skip_without_files(work: Callable[[], Awaitable[object]], shortage: RateLimitedLog) -> None:

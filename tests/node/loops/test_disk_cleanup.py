@@ -153,7 +153,7 @@ def run_limited(code: str, soft: int, hard: int) -> subprocess.CompletedProcess[
 
 
 def test_the_limit_of_open_files_is_raised_and_too_low_a_limit_is_refused():
-    code = "from ftis_node.node.supervision.process_limits import *; print(*allow_open_files())"
+    code = "from ftis_node.node.supervision.process_limits import *; allow_open_files(); print(*open_files())"
     assert run_limited(code, 256, 4096).stdout.split() == ["4096", "4096"]
     done = run_limited(code, 100, MIN_OPEN_FILES - 1)
     assert done.returncode != 0 and "LimitNOFILE" in done.stderr

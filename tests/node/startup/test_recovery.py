@@ -266,7 +266,7 @@ def test_all_peers_are_new_after_damage_to_their_file(home):
     recover(home)
     with closing(ReputationStore(home.peers)) as store:
         store.load(again := ReputationTable(), now=1e9)
-    assert len(again) == 0
+    assert list(again) == []
     assert [event["file"] for event in events_of(home, "recovered")] == ["peers.sqlite"]
     assert len(list(home.damaged.glob("*/peers.sqlite"))) == 1
 

@@ -125,8 +125,8 @@ def test_after_a_rotation_the_process_writes_at_the_start_of_the_file(tmp_path):
             writer.stdin.write(f"{letter}\n")
             writer.stdin.flush()
             writer.stderr.readline()
-            assert rotate_log(path, max_bytes=100)
-            assert not rotate_log(path, max_bytes=100)
+            for _ in range(2):
+                rotate_log(path, max_bytes=100)
         writer.stdin.write("d\n")
         writer.stdin.close()
     assert path.read_text() == "d" * 100 + "\n", "the file has a hole at its start"
@@ -142,5 +142,5 @@ def test_on_a_full_disk_the_log_is_emptied_without_a_copy(tmp_path, monkeypatch)
     monkeypatch.setattr(module.shutil, "copyfile", fail_on_a_full_disk)
     path = tmp_path / "learner.log"
     path.write_bytes(bytes(100))
-    assert rotate_log(path, max_bytes=100)
+    rotate_log(path, max_bytes=100)
     assert (path.stat().st_size, list(tmp_path.iterdir())) == (0, [path])
