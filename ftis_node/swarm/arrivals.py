@@ -70,7 +70,7 @@ class AwaitedSenders:
 
     def arrived(self, sender: str, *, now: float) -> None:
         """Note a usable group of a sender."""
-        record = self._record_of(sender)
+        record = self._senders.touched(sender, SenderArrivals)
         if record.last_at is None:
             record.first_at = now
         else:
@@ -107,13 +107,13 @@ class AwaitedSenders:
 
     def waited(self, senders: Collection[str], seconds: float) -> None:
         """Charge a wait to the senders for which a step waited."""
-        is_proven = [self._record_of(sender).last_at is not None for sender in senders]
+        is_proven = [self._senders.touched(sender, SenderArrivals).last_at is not None for sender in senders]
         if senders and not any(is_proven):
             self._trial.spend(seconds)
         elif senders and self._are_slow:
             self._slow.spend(seconds)
         for sender in senders:
-            self._record_of(sender).waited_s += seconds
+            self._senders.touched(sender, SenderArrivals).waited_s += seconds
 
     def _is_awaited(self, record: SenderArrivals, now: float) -> bool:
         gap_s = record.gap_s * self._decay(now - record.gap_at)  # the groups of a sender often come in bursts
@@ -133,7 +133,3 @@ class AwaitedSenders:
 
     def _decay(self, seconds: float) -> float:
         return 0.5 ** (seconds / self._half_life_s) if self._half_life_s else 0.0
-
-    def _record_of(self, sender: str) -> SenderArrivals:
-        record = self._senders[sender] = self._senders.get(sender) or SenderArrivals()
-        return record

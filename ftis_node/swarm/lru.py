@@ -24,6 +24,11 @@ class LruDict(OrderedDict[K, V]):
         if len(self) > self._capacity:
             self.popitem(last=False)
 
+    def touched(self, key: K, make: Callable[[], V]) -> V:
+        """Return the value of a key, made if there is none, as the one set most recently."""
+        value = self[key] = self[key] if key in self else make()
+        return value
+
 
 class LruBytes(Generic[K]):
     """Mapping to byte strings of at most `max_bytes` in total; a new one displaces those set least recently."""

@@ -75,14 +75,14 @@ class RefusedSenders:
         self._senders = LruDict[str, _Sender](MAX_SENDERS)
 
     def accepted(self, peer_id: str) -> None:
-        sender = self._record_of(peer_id)
+        sender = self._senders.touched(peer_id, _Sender)
         sender.last.append("")
         if not self._is_refused(sender):
             sender.since, sender.num_groups = None, 0
 
     def refused(self, peer_id: str, reason: str, *, now: float) -> None:
         """Note a refused group, or an announcement that is not followed."""
-        sender = self._record_of(peer_id)
+        sender = self._senders.touched(peer_id, _Sender)
         sender.last.append(reason)
         sender.num_groups += 1
         sender.refused_at = now
@@ -101,10 +101,6 @@ class RefusedSenders:
             if sender.since is not None and now - sender.refused_at < FORGET_S
         ]
         return sorted(found, key=lambda sender: -sender.num_groups)
-
-    def _record_of(self, peer_id: str) -> _Sender:
-        record = self._senders[peer_id] = self._senders.get(peer_id) or _Sender()
-        return record
 
     def _is_refused(self, sender: _Sender) -> bool:
         num_refused = sum(map(bool, sender.last))

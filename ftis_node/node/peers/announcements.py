@@ -113,8 +113,7 @@ class AnnouncementHandler(NodePart):
 
     def tracker_of(self, sender: str) -> SequenceTracker:
         """Return the tracker of a sender's sequence numbers; create it if there is none."""
-        tracker = self._trackers[sender] = self._trackers.get(sender) or SequenceTracker(at=time.monotonic())
-        return tracker
+        return self._trackers.touched(sender, lambda: SequenceTracker(at=time.monotonic()))
 
     def handle(self, announcer: str, payload: bytes, *, is_repair: bool = False) -> list[Announcement]:
         """Queue the announced groups that the node has to pull. Return the usable ones.

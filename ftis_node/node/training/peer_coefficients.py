@@ -65,8 +65,7 @@ class PeerCoefficients:
         if among_own is not None:
             self._own.add(among_own)
         for peer_id, value in agreement.items():
-            mean = self._peers[peer_id] = self._peers.get(peer_id) or RunningMean()
-            mean.add(value)
+            self._peers.touched(peer_id, RunningMean).add(value)
 
     def weight(self, peer_id: str) -> float:
         mean, own = self._peers.get(peer_id), self._own.value
