@@ -23,6 +23,7 @@ from ftis_node.gossip.names import RpcService
 from ftis_node.gossip.p2pd.session import Session
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.gossip.types import ConnectionFacts, SwarmState
+from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import PeerGuard, Place
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, buckets_of, choose_dials, shard_of, shards_in_need
 
@@ -121,8 +122,8 @@ class Membership:
         self._listed: dict[str, None] = {}  # members of the own shard, as last listed in the directory
         self.read_shards: frozenset[int] = frozenset(range(num_shards))
         self._dialer = Dialer(settings, rng=rng, guard=self._guard)
-        self._known: dict[str, list[str]] = {}  # members and their addresses, oldest first
-        self._seen_at: dict[str, float] = {}  # when the directory last listed each of `_known`, by the loop's clock
+        self._known = LruDict[str, list[str]](MAX_KNOWN)  # members and their addresses, oldest first
+        self._seen_at = LruDict[str, float](MAX_KNOWN)  # when the directory last listed them, by the loop's clock
         self._num_rounds_alone = 0
         self._has_looked = False
         self._next_round_at = 0.0  # time of the event loop
@@ -229,15 +230,12 @@ class Membership:
                 break
             found = await session.directory.members(self._run_id, [*first, *others][at : at + NUM_BUCKETS_PER_READ])
             for peer_id, addresses in found.items():
-                self._known.pop(peer_id, None)
                 self._known[peer_id] = addresses
                 self._seen_at[peer_id] = asyncio.get_running_loop().time()
                 if shard_of(peer_id, self._num_shards) == self._own_shard and len(listed) < MAX_LISTED:
                     listed[peer_id] = None
             num_found += len(found)
         self._listed = listed
-        for peer_id in list(self._known)[:-MAX_KNOWN]:
-            del self._known[peer_id], self._seen_at[peer_id]
 
     def _buckets_to_read(self) -> tuple[list[int], list[int]]:
         """Return the own shard's buckets and one of each shard that lacks members; then all others."""
