@@ -38,13 +38,8 @@ def address_block(addresses: Iterable[str]) -> str:
 
     A peer behind a relay is in the relay's block.
     """
-    first = ""
-    for address in addresses:
-        if (block := block_of(address)) is not None:
-            if block.is_public:
-                return block.name
-            first = first or block.name
-    return first
+    blocks = sorted(filter(None, map(block_of, addresses)), key=lambda block: not block.is_public)
+    return blocks[0].name if blocks else ""
 
 
 def choose_evicted(blocks: Mapping[Key, str], *, room: int) -> list[Key]:
