@@ -33,11 +33,7 @@ SCHEMA = 1
 CODEC_NAMES = {pb.Codec.Value(f"CODEC_{name.upper()}"): name for name in (*get_args(Codec), "text")}
 
 MessageT = TypeVar("MessageT", bound=Message)
-FINISH_TO_WIRE = {
-    FinishReason.STOP: pb.FINISH_STOP,
-    FinishReason.LENGTH: pb.FINISH_LENGTH,
-    FinishReason.ABORT: pb.FINISH_ABORT,
-}
+FINISH_TO_WIRE = {reason: getattr(pb, f"FINISH_{reason.name}") for reason in FinishReason}
 FINISH_FROM_WIRE = {wire: reason for reason, wire in FINISH_TO_WIRE.items()}
 
 
