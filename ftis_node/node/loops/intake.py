@@ -32,6 +32,7 @@ from ftis_node.swarm.peer_guard import PeerWork, Place, is_own
 from ftis_node.swarm.rate_limits import TokenBucket, known_peers_scoring_s
 from ftis_node.tasks.scorer import IsolatedScorer
 from ftis_node.validation import Accepted, Refusal, Refused, ValidationContext, ValidationResult, validate
+from ftis_node.validation.rules import not_seen
 
 QUEUE_CAPACITY = 64
 COMMIT_CAPACITY = 64  # groups in one commit
@@ -151,7 +152,7 @@ class IntakeLoop(NodePart):
         with self._work_for(arrival, Place.JUDGE):
             verdict = await validate(arrival.data, context, requested=arrival.requested, made=arrival.made)
             if isinstance(verdict, Accepted):
-                verdict = self._refuse_if_admitted(verdict) or verdict
+                verdict = self._refuse_if_admitted(verdict, context) or verdict
             if isinstance(verdict, Refused):
                 self._answer(arrival, verdict)
                 return None
@@ -162,18 +163,12 @@ class IntakeLoop(NodePart):
         self._give_up(arrival)
         return None
 
-    def _refuse_if_admitted(self, accepted: Accepted) -> Refused | None:
-        """Return a refusal if another lane has just admitted the same group, its number, or its completions."""
-        group, group_id = accepted.group, accepted.envelope.id
-        if group_id in self._passed:
-            refusal = Refusal("duplicate", "this group was admitted a moment ago")
-        elif (group.sender, group.number) in self._passed:
-            refusal = Refusal("sequence_reused", f"number {group.number} of this sender was used a moment ago")
-        elif reason := self.peers.copies.duplicate_reason(group, group_id):
+    def _refuse_if_admitted(self, accepted: Accepted, context: ValidationContext) -> Refused | None:
+        """Return a refusal if another lane has meanwhile admitted the same group, its number, or its completions."""
+        refusal = not_seen(accepted.envelope, accepted.group, context)
+        if refusal is None and (reason := context.duplicate_reason(accepted.group, accepted.envelope.id)):
             refusal = Refusal(reason, "too many of its completions are duplicates")
-        else:
-            return None
-        return _refused(accepted, refusal)
+        return None if refusal is None else _refused(accepted, refusal)
 
     def _work_for(self, arrival: Arrival, place: Place) -> PeerWork:
         """Return the guard. It raises the errors of an own group, and charges a peer for those of its group."""
