@@ -112,7 +112,7 @@ class Wiring:
         self.reannounce_loop = ReannounceLoop(*parts)
         self.deliver_loop = DeliverLoop(*parts, node.slots)
         self.offer_loop = OfferLoop(*parts, node.source)
-        self.disk_cleanup_loop = DiskCleanupLoop(node.context, node.store)
+        self.disk_cleanup_loop = DiskCleanupLoop(node.store)
         workers = node.generation, node.eval_tasks, node.tokenizer, node.scorer
         self.evaluator = Evaluator(node.context, *workers, node.tracking)
         self.follow_loop = FollowLoop(*parts, node.source, node.tokenizer, node.generation, self.evaluator)
@@ -208,7 +208,7 @@ class Wiring:
     @cached_property
     def exchange(self) -> TrainerExchange:
         node = self.node
-        offered = OfferedGroups(self.context, node.task, node.tokenizer, node.scorer, self.intake.own.context)
+        offered = OfferedGroups(self.context, node.task, self.intake.own.context)
         return TrainerExchange(*self._parts, node.slots, offered, publish_scored=self.publish_loop.publish)
 
     @cached_property

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftis_node.errors import RecordError
-from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.exchange.trainer_messages import OwnGroup
 from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import CompletionStatus, FinishReason, Group, SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.tasks.base import Task, TaskItem
-from ftis_node.tasks.scorer import IsolatedScorer, score_answers
+from ftis_node.tasks.scorer import score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Refusal, ValidationContext
 from ftis_node.validation.episode_replay import play_again
@@ -39,8 +38,6 @@ class OfferedGroups:
 
     context: NodeContext
     task: Task
-    tokenizer: PromptTokenizer
-    scorer: IsolatedScorer
     checks: ValidationContext
 
     async def scored(self, offered: OwnGroup) -> Group | Refusal:
@@ -75,8 +72,8 @@ class OfferedGroups:
             played = await play_again(group, item, prompt_ids.tolist(), self.checks, cost)
             scored = played if isinstance(played, Refusal) else played[0]
         else:
-            texts = self.tokenizer.answer_texts(tokens, group.finish_reasons, opening=group.opening)
-            rewards, statuses = zip(*await score_answers(self.scorer, item, texts, cost=cost), strict=True)
+            texts = self.checks.tokenizer.answer_texts(tokens, group.finish_reasons, opening=group.opening)
+            rewards, statuses = zip(*await score_answers(self.checks.scorer, item, texts, cost=cost), strict=True)
             scored = replace(group, rewards=rewards, statuses=statuses)
         if cost.num_unfinished:  # peers would refuse the group
             return Refusal("scoring_timeout", f"{cost.num_unfinished} of its completions could not be scored in time")
@@ -84,7 +81,7 @@ class OfferedGroups:
 
     def _unscored(self, offered: OwnGroup, tokens: TokenBatch, prompt_ids: NDArray[np.int32], item: TaskItem) -> Group:
         """Return the trainer's group without rewards, and without the hash of its observations."""
-        end_ids = tuple(offered.end_ids) or self.tokenizer.end_ids
+        end_ids = tuple(offered.end_ids) or self.checks.tokenizer.end_ids
         versions = (offered.policy_version,) * len(tokens)
         return Group(
             run_id=self.context.manifest.run_id,
@@ -107,7 +104,7 @@ class OfferedGroups:
             tokenizer=self.context.about.tokenizer,
             created_at=offered.created_at,
             end_ids=end_ids,
-            opening=self.tokenizer.opening_of(prompt_ids.tolist()),
+            opening=self.checks.tokenizer.opening_of(prompt_ids.tolist()),
             turn_lengths=tuple(map(tuple, offered.turn_lengths)),
         )
 
@@ -117,13 +114,13 @@ class OfferedGroups:
         has_string = (
             episode is not None
             and bool(episode.stop and turn_lengths)
-            and self.tokenizer.num_until_stop(ids[-turn_lengths[-1] :], episode.stop) is not None
+            and self.checks.tokenizer.num_until_stop(ids[-turn_lengths[-1] :], episode.stop) is not None
         )
         return FinishReason.STOP if has_string or ids[-1] in end_ids else FinishReason.LENGTH
 
     def _refuse_tokens(self, tokens: TokenBatch, turn_lengths: Sequence[Sequence[int]]) -> Refusal | None:
         """Refuse tokens that cannot be decoded or scored. Validation has more rules, and comes later."""
-        group_size, vocab_size = self.context.manifest.sampling.group_size, self.tokenizer.vocab_size
+        group_size, vocab_size = self.context.manifest.sampling.group_size, self.checks.tokenizer.vocab_size
         if len(tokens) != group_size:
             return Refusal("group_size", f"{len(tokens)} completions, the run has {group_size}")
         if len(tokens.logprobs) != tokens.num_tokens:
@@ -136,7 +133,7 @@ class OfferedGroups:
 
     def _prompt_ids(self, offered: OwnGroup) -> NDArray[np.int32] | Refusal:
         """Return the trainer's prompt. Refuse one that is none."""
-        vocab_size = self.tokenizer.vocab_size
+        vocab_size = self.checks.tokenizer.vocab_size
         if not offered.prompt_ids or len(offered.prompt_ids) % 4:
             return Refusal("prompt_mismatch", f"a prompt of {len(offered.prompt_ids)} bytes is no list of int32")
         prompt_ids = np.frombuffer(offered.prompt_ids, "<i4")

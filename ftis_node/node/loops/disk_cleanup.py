@@ -31,7 +31,6 @@ from pathlib import Path
 from ftis_node.config.home import Home
 from ftis_node.config.limits import LOG_FILE_BYTES
 from ftis_node.files import is_disk_full
-from ftis_node.node.context import NodeContext
 from ftis_node.node.storage.disk_space import HomeUse, measure_usage
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.waits import in_background
@@ -48,7 +47,6 @@ ROTATED = re.compile(r".+\.log\.\d+")
 class DiskCleanupLoop:
     """Loop that measures the home every few seconds, and reclaims space if too little is free."""
 
-    context: NodeContext
     store: Store
 
     def __post_init__(self) -> None:
@@ -62,14 +60,14 @@ class DiskCleanupLoop:
 
     async def check(self) -> None:
         """Rotate long logs, remove files if the disk is nearly full, report its use."""
-        space = self.store.space
+        space, context = self.store.space, self.store.context
         await in_background(rotate_logs, self.store.home, max_bytes=LOG_FILE_BYTES)
         use = await self._use()
         if missing_bytes := space.limit.missing_bytes(use):
-            reclaimed = reclaim(missing_bytes, store=self.store, learns=self.context.settings.learns, measure=self._use)
+            reclaimed = reclaim(missing_bytes, store=self.store, learns=context.settings.learns, measure=self._use)
             async for what, num_bytes in reclaimed:
                 log.debug("removed %s to free disk space: %s", what, size(num_bytes))
-                self.context.events.write("disk_reclaimed", what=what, num_bytes=num_bytes)
+                context.events.write("disk_reclaimed", what=what, num_bytes=num_bytes)
             use = await self._use()
         space.note(use)
         self._report(use)
@@ -83,7 +81,7 @@ class DiskCleanupLoop:
             return
         self._reported = why_full
         change = "paused" if why_full else "resumed"
-        self.context.events.write(change, reason=why_full, used_bytes=use.used_bytes, free_bytes=use.free_bytes)
+        self.store.context.events.write(change, reason=why_full, used_bytes=use.used_bytes, free_bytes=use.free_bytes)
         if why_full:
             log.warning("paused: no generation and no pulls until there is disk space: %s", why_full)
         else:

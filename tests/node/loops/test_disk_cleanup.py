@@ -54,7 +54,7 @@ class FullHome:
 
     def __init__(self, node: NodeComponents) -> None:
         self.home, self.buffer, self.space = node.home, node.store.buffer, node.store.space
-        self.loop = DiskCleanupLoop(node.context, node.store)
+        self.loop = DiskCleanupLoop(node.store)
         for number in range(1, 201):
             assert self.buffer.admit(accepted(ME, number), own=True)
         assert self.buffer.admit(accepted(ANN, 1), own=False)
