@@ -3,8 +3,6 @@
 import random
 from collections import Counter
 
-from ftis_node.gossip.types import GossipLimits
-from ftis_node.node.loops.confirmations import MAX_IDS
 from ftis_node.swarm.lru import IdsByPeer
 
 
@@ -80,4 +78,3 @@ def test_ids_beyond_one_message_wait_for_the_next_turn():
         ids.add(peer, group_id)
     taken = [ids.take_of_next(lambda peer: True, most=2) for _ in range(4)]
     assert taken == [("a", [b"1", b"2"]), ("b", [b"4"]), ("a", [b"3"]), None]
-    assert GossipLimits().max_ids_per_request == MAX_IDS

@@ -10,11 +10,10 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from ftis_node.records.bounds import MAX_END_IDS, MAX_TURNS
+from ftis_node.records.bounds import MAX_COMPLETIONS, MAX_END_IDS, MAX_TURNS
 
 MAX_INT32: Final = 2**31 - 1
 MAX_TAKEN: Final = 16
-MAX_COMPLETIONS: Final = 4096
 MAX_FORM_IDS: Final = 1024
 
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]

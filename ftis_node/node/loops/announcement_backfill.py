@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftis_node.backoff import BackoffTable, doubling
-from ftis_node.gossip import FetchOutcome
+from ftis_node.gossip import MAX_ANSWERS, FetchOutcome
 from ftis_node.node.peers.announcements import MAX_SENDERS, AnnouncementHandler
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.outgoing_slots import ANSWERED, Pace, QuerySlots
@@ -39,7 +39,6 @@ SILENCE_S = 3.0  # time without a new number after which a member is queried, if
 MAX_AT_ONCE = 8  # queried peers of one pace (`QuerySlots`)
 MAX_PAGES = 16
 FAILED_REST_S = 10.0
-PAGE = 256  # announcements in one answer
 GAPS_PER_TURN = 16  # of one sender
 EVERYBODYS_PER_MINUTE = 3.0
 
@@ -114,7 +113,7 @@ class BackfillLoop(NodePart):
             newest, num_answers, outcome = await self._ask(peer_id, question)
             if outcome is not FetchOutcome.COMPLETE:
                 return
-            if num_answers < PAGE or newest <= since:
+            if num_answers < MAX_ANSWERS or newest <= since:
                 break
             if not is_known:
                 since = min(newest, time.time() + MAX_CLOCK_SKEW_S)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ftis_node.gossip import Gossip
+from ftis_node.gossip import Gossip, GossipLimits
 from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.group_requests import announcement_of
 from ftis_node.node.peers.node_part import NodePart
@@ -39,7 +39,7 @@ BURST = 4  # to one sender at once: a node that ends after a few groups has its 
 WINDOW_S = 0.5  # no peer waits for a confirmation; a repeated announcement is due after 10 s
 MAX_SENDERS = 256  # with a send window
 MAX_SENDING = 8  # confirmations in flight to senders of one pace
-MAX_IDS = 64  # in one message
+MAX_IDS = GossipLimits().max_ids_per_request
 REANNOUNCE_PERIOD_S = 1.0
 MAX_ANNOUNCED_AGAIN = 4  # times, if no peer confirms the group
 MAX_CHECKED = 8  # unverified confirmations of different peers, checked concurrently
