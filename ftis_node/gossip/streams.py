@@ -57,7 +57,7 @@ class StreamServer:
         task = asyncio.create_task(self._serve_counted(reader, writer), name="gossip-serve")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
-        task.add_done_callback(lambda _: writer.transport.abort())  # even if the task was canceled before it started
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if the task is canceled before it starts
 
     async def _serve_counted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -72,8 +72,6 @@ class StreamServer:
         except Exception:  # an internal error: other streams and the node continue
             logger.exception("serving a stream failed")
             self._counters.serve_errors["fault"] += 1
-        finally:
-            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # With a limit of 0 `drain` waits until all is sent, so closing loses nothing.
