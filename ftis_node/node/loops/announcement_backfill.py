@@ -58,7 +58,6 @@ class BackfillLoop(NodePart):
         self._due: dict[str, bool] = {}  # members to query for missed groups, and whether for those of all senders
         self._has_due = asyncio.Event()
         self._filling: set[str] = set()  # senders whose gaps are queried
-        self.shards: frozenset[int] | None = None  # gossip shards whose senders it tracks and queries; None: all
 
     async def run(self) -> None:
         """Run until canceled. A slow peer delays no request to a quick one."""
@@ -202,6 +201,6 @@ class BackfillLoop(NodePart):
         return may_work and self._pauses.is_due(peer_id, now=time.monotonic())
 
     def _follows(self, peer_id: str) -> bool:
-        num_shards = self.context.manifest.wire.announcement_shards
-        is_read = self.shards is None or shard_of(peer_id, num_shards) in self.shards
-        return is_read and not self.peers.is_banned(peer_id)
+        """Return whether to track and query a sender: not banned, and in a shard that the node reads; at first all."""
+        read, num_shards = self.context.state.read_shards, self.context.manifest.wire.announcement_shards
+        return (not read or shard_of(peer_id, num_shards) in read) and not self.peers.is_banned(peer_id)

@@ -37,7 +37,6 @@ class ShardsLoop(NodePart):
 
     def __post_init__(self) -> None:
         self._num_shards = self.context.manifest.wire.announcement_shards
-        self._read: frozenset[int] = frozenset()
 
     async def run(self) -> None:
         await self._choose(count=min(FIRST_SHARDS, self._num_shards))
@@ -46,14 +45,15 @@ class ShardsLoop(NodePart):
             await asyncio.sleep(SHARDS_INTERVAL_S)
             num_received = self.announcements.announcements_by_shard.total() - before
             count = await self._num_to_read(num_received / (time.monotonic() - counted_at))
-            if count != len(self._read) or not self._required() <= self._read:
+            read = self.context.state.read_shards
+            if count != len(read) or not self._required() <= read:
                 await self._choose(count=count)
 
     async def _num_to_read(self, announcements_per_s: float) -> int:
         swarm, num_members = self.context.settings.swarm, len(await self.gossip.known_members())
         if pulls_all(swarm.pull_policy, num_members=num_members):
             return self._num_shards
-        how = {"num_read": len(self._read), "num_shards": self._num_shards}
+        how = {"num_read": len(self.context.state.read_shards), "num_shards": self._num_shards}
         return num_affordable(announcements_per_s, **how, budget_per_s=ANNOUNCEMENTS_PER_S)
 
     def _required(self) -> frozenset[int]:
@@ -67,12 +67,11 @@ class ShardsLoop(NodePart):
         chosen = choose_shards(
             self.context.peer_id, num_shards=self._num_shards, count=count, readers=readers, required=self._required()
         )
-        if chosen == self._read:
+        news = chosen - self.context.state.read_shards
+        if chosen == self.context.state.read_shards:
             return
         await self.gossip.read_shards(chosen)
-        news, self._read = chosen - self._read, chosen
         self.context.state.read_shards = chosen
-        self.backfill.shards = chosen
         self.context.events.write("shards", read=sorted(chosen))
         log.debug("reading announcements of %d of %d shards", len(chosen), self._num_shards)
         for peer_id in await self.gossip.members():
