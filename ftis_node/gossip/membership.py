@@ -19,7 +19,6 @@ from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip.dialer import Dialer, connected_ids
 from ftis_node.gossip.directory.entries import pack_member
 from ftis_node.gossip.directory.storage import sample_by_block
-from ftis_node.gossip.names import RpcService
 from ftis_node.gossip.p2pd.session import Session
 from ftis_node.gossip.settings import NetworkSettings
 from ftis_node.gossip.types import ConnectionFacts, SwarmState
@@ -157,7 +156,7 @@ class Membership:
         """Run all loops for one p2pd session. Raises OSError or EOFError in a group when the session ends."""
         timeout_s = self._settings.dial_timeout_s
         self._probe = MemberProbe(
-            lambda peer_id: session.serves(peer_id, self._run_id, RpcService.HELLO, timeout_s=timeout_s),
+            lambda peer_id: session.is_member(peer_id, self._run_id, timeout_s=timeout_s),
             guard=self._guard,
             first_pause_s=self._settings.poll_s,
         )

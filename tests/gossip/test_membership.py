@@ -12,7 +12,7 @@ from ftis_node.gossip import PeerConnection, SwarmPhase, dialer
 from ftis_node.gossip.bootstrap_node import MAX_TOPICS
 from ftis_node.gossip.directory.storage import StoredRun
 from ftis_node.gossip.membership import MAX_HELLOS_IN_FLIGHT, MAX_KNOWN, MemberProbe, Membership
-from ftis_node.gossip.names import RpcService, topic
+from ftis_node.gossip.names import topic
 from ftis_node.gossip.p2pd.client import P2pdError
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.topology import NUM_MEMBER_BUCKETS, bucket_of, shard_of
@@ -81,7 +81,7 @@ class FakeSession:
         self.directory = directory
         self.queried: list[str] = []
 
-    async def serves(self, peer_id: str, run_id: str, service: RpcService, *, timeout_s: float) -> bool | None:
+    async def is_member(self, peer_id: str, run_id: str, *, timeout_s: float) -> bool | None:
         self.queried.append(peer_id)
         if run_id != "r" or self.queried.count(peer_id) < 2:
             return None  # no answer yet

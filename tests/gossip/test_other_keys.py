@@ -95,7 +95,7 @@ async def test_an_invalid_peer_id_is_unreachable(start):
     session = node._supervisor.session
     for peer_id in ("", "unknown", "Qm" + "x" * 44, "0" * 52, "12D3KooW" + "1" * 44, "é" * 52, "1" * 99_999):
         assert (await node.fetch(peer_id, [bytes(32)])).outcome is FetchOutcome.UNREACHABLE
-        assert await session.serves(peer_id, RUN, RpcService.HELLO, timeout_s=5) is False
+        assert await session.is_member(peer_id, RUN, timeout_s=5) is False
         assert await session.directory.join([peer_id]) == 0
         with pytest.raises(P2pdError):
             await session.client.connect(peer_id, [], timeout_s=1)

@@ -105,13 +105,10 @@ class Session:
         except RecordError as error:
             return items.end(outcome_of(error))
 
-    async def serves(self, peer_id: str, run_name: str, service: RpcService, *, timeout_s: float) -> bool | None:
-        """Return whether a connected peer serves `service`, such as HELLO, of the run with this wire name.
-
-        None if the answer leaves that open.
-        """
+    async def is_member(self, peer_id: str, run_name: str, *, timeout_s: float) -> bool | None:
+        """Return whether a connected peer is a member of the run with this wire name; None if that stays open."""
         items = ItemCollector(max_items=1, max_item_bytes=0, max_bytes=0)
-        name = protocol(run_name, service)
+        name = protocol(run_name, RpcService.HELLO)
         hello = await self.pull(peer_id, name, b"", items=items, idle_s=timeout_s, timeout_s=timeout_s)
         if hello.outcome in (FetchOutcome.COMPLETE, FetchOutcome.BUSY):
             return True
