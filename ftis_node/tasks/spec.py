@@ -41,6 +41,7 @@ from ftis_node.tasks.dataset_query import (
     whole_weights,
 )
 
+MAX_NAME_BYTES = 128  # of a part; the wire's bound
 _JOINER = re.compile(r"\+(?=[A-Za-z][\w-]*(?:@[A-Za-z][\w-]*)?(?:[:=+]|$))")
 _WEIGHT = re.compile(rf"(?P<rest>.*)=(?P<weight>{NUMBER})", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z][\w-]*(?::[\w-]+)?(?:@[A-Za-z][\w-]*)?")
@@ -138,6 +139,8 @@ def parse_parts(text: str) -> list[TaskPart]:
     names = [part.name for part, _ in drafts]
     if twice := {name for name in names if names.count(name) > 1}:
         raise TaskError(f"task {min(twice)!r} appears twice in {text!r}: name each task once and give it a weight")
+    if long := next((name for name in names if len(name.encode()) > MAX_NAME_BYTES), None):
+        raise TaskError(f"the task name {long[:40] + '...'!r} has more than {MAX_NAME_BYTES} bytes: shorten it")
     weights = whole_weights([weight for _, weight in drafts], text)
     return [replace(part, weight=weight) for (part, _), weight in zip(drafts, weights, strict=True)]
 

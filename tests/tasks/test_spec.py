@@ -5,9 +5,10 @@ from hashlib import blake2b
 import pytest
 
 from ftis_node.errors import TaskError
+from ftis_node.records import bounds
 from ftis_node.tasks import Task, held_out_spec, load_task
 from ftis_node.tasks.registry import hub_datasets, task_licenses
-from ftis_node.tasks.spec import TaskPart, TaskSpec, parse_spec
+from ftis_node.tasks.spec import MAX_NAME_BYTES, TaskPart, TaskSpec, parse_spec
 from tests.conftest import raises_line
 
 
@@ -55,12 +56,18 @@ def test_the_end_of_a_path_is_found(text, path, weight):
         ("gsm8k=-1", "'gsm8k=-1' is not a task"), ("gsm8k=many", "'gsm8k=many' is not a task"),
         ("rg:", "'rg:' is not a task"), ("rg:a:b", "'rg:a:b' is not a task"), ("8k", "'8k' is not a task"),
         ("gsm8k:/a+gsm8k:/b", "task 'gsm8k' appears twice"),
+        (f"rg:{'a' * 126}", "the task name 'rg:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...' has more than 128 bytes"),
         ("gsm8k=1000+arithmetic=1", "add up to 1,001, at most 1,000"),
     ],
 )  # fmt: skip
 def test_a_malformed_spec_is_a_one_line_error(text, message):
     with raises_line(TaskError, message):
         parse_spec(text)
+
+
+def test_a_group_of_the_longest_task_name_is_within_the_wires_bound():
+    assert MAX_NAME_BYTES == bounds.MAX_NAME_BYTES
+    assert parse_spec(f"rg:{'a' * (MAX_NAME_BYTES - 3)}").parts
 
 
 def test_the_canonical_form_has_no_paths_and_one_order_and_scale():
