@@ -4,7 +4,8 @@
 
 Each row is `--method` minus `--base`: the end, the mean of the curve after step 0, and the end at equal own tokens. For
 the last, the curve of `--base` is interpolated. Runs are paired by seed. Seeds and copies of one starting model count
-as one value, their mean. The interval is Student's at 95 %.
+as one value, their mean. The interval is Student's at 95 %. `--base-curves` names the curves of another table with the
+same models, such as that of another learning rate.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ def main() -> None:
     parser.add_argument("curves", type=Path, help="curves.csv of `ftis-node compare`")
     parser.add_argument("--base", required=True)
     parser.add_argument("--method", required=True)
+    parser.add_argument("--base-curves", type=Path, help="curves.csv with --base; by default the same file")
     options = parser.parse_args()
-    curves = read_curves(options.curves)
-    methods = sorted({method for _, _, method in curves})
-    for method in (options.base, options.method):
+    curves, bases = read_curves(options.curves), read_curves(options.base_curves or options.curves)
+    for known, method in ((bases, options.base), (curves, options.method)):
+        methods = sorted({method for _, _, method in known})
         if method not in methods:
-            parser.error(f"{options.curves} has no method {method}; it has {', '.join(methods)}")
+            parser.error(f"no curve of the method {method}; there are those of {', '.join(methods)}")
     found = {}
     for pair, model in sorted({(pair, model) for pair, model, _ in curves}):
-        base, other = (curves.get((pair, model, method), {}) for method in (options.base, options.method))
+        base, other = bases.get((pair, model, options.base), {}), curves.get((pair, model, options.method), {})
         shared = sorted(base.keys() & other.keys())
         if not shared:
             continue
