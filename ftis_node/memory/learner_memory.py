@@ -19,8 +19,8 @@ from ftis_node.learner.messages import HEAD_CHUNK_TOKENS
 from ftis_node.memory.machine import DEVICE_CONTEXT_BYTES, is_wsl, transfer_of
 from ftis_node.models import ModelShape
 from ftis_node.models.quantized import BYTES as QUANTIZED_BYTES
+from ftis_node.telemetry.terminal_text import MIB
 
-MIB = 1 << 20
 FLOAT32, BFLOAT16 = 4, 2  # bytes of an element
 ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; of 8 bits with a scale per 256
 GPU_HEAD_CHUNK_TOKENS = 2048  # that go through the output head at once, at most

@@ -7,6 +7,7 @@ import pytest
 
 from ftis_node.errors import MachineError
 from ftis_node.lab.card import check, usage
+from ftis_node.telemetry.terminal_text import MIB
 
 
 def test_without_a_gpu_one_line_says_so(tmp_path, monkeypatch):
@@ -50,6 +51,6 @@ def test_the_first_visible_gpu_is_read_and_a_missing_load_is_none(tmp_path, monk
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     use = usage.read_gpu()
-    assert use == (mib * usage.MIB, None)
+    assert use == (mib * MIB, None)
     assert usage.mean_busy([use]) is None
     assert usage.mean_busy([use, usage.DeviceUse(0, 0.5)]) == 0.5

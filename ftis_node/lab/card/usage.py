@@ -15,11 +15,10 @@ from typing import NamedTuple
 import psutil
 
 from ftis_node.telemetry.nvml import VISIBLE_GPUS, gpu_handle, opened_nvml
-from ftis_node.telemetry.terminal_text import GIB
+from ftis_node.telemetry.terminal_text import GIB, MIB
 
 log = logging.getLogger(__name__)
 
-MIB = 1 << 20
 SAMPLE_EVERY_S = 1.0
 DRIVER_TIMEOUT_S = 8.0
 
