@@ -13,7 +13,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.home_files import mark
 from ftis_node.config.manifest import load_manifest, parse_canonical
 from ftis_node.errors import ConfigError, FileError, ModelError
-from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text, replace_file
+from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_object, read_text, replace_file
 from ftis_node.learner.checkpoint.checkpoint import read_checkpoint
 from ftis_node.models import resolve_model
 from ftis_node.models.model_files import read_header
@@ -162,7 +162,7 @@ def test_the_reader_of_small_files_refuses_invalid_content(tmp_path):
     for content in (DEEP_JSON, b"[" * 100 + b"]" * 100, b"", b"\xff\xfe", b"nonsense"):
         file.write_bytes(content)
         with pytest.raises(FileError, match="file"):
-            read_json(file)
+            read_object(file)
     with pytest.raises(FileError, match="toml"):
         parse_toml(DEEP_TOML.decode(), source="a toml")
     with pytest.raises(FileNotFoundError):
