@@ -85,6 +85,16 @@ def test_deep_nesting_in_settings_and_status_is_an_error(capsys, home):
 
 
 @pytest.mark.parametrize(
+    "command", [["status"], ["status", "--json"], ["replay", "export", "--text", "--out", "rows.jsonl"]]
+)
+def test_a_status_with_values_of_other_types_is_an_error(capsys, home, command):
+    open_writer(home.replay).close()
+    home.status.write_text('{"node": 5}')
+    line = error_of(capsys, *command, "--home", str(home.root))
+    assert f"the status of the node in {home.root} cannot be read" in line and "start it again" in line
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("config.json", b'{"a": ' * 70 + b"1" + b"}" * 70),
