@@ -17,7 +17,8 @@ def test_without_a_gpu_one_line_says_so(tmp_path, monkeypatch):
     assert not (tmp_path / "found.json").exists()
 
 
-def test_the_figures_of_both_workers_are_in_the_file_and_the_table(tmp_path):
+def test_the_figures_of_both_workers_are_in_the_file_and_the_table(tmp_path, monkeypatch):
+    monkeypatch.setenv("FTIS_ROLE", "generator")  # of the node that this container runs
     file, seen = tmp_path / "found.json", []
 
     def note(fraction, what):
