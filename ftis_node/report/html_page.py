@@ -109,7 +109,7 @@ def _why_no_step(facts: RunFacts) -> str:
     role, no_step = facts.status.node.role, "The node has completed no step yet, so there are no curves."
     if facts.history.steps:
         return ""
-    if role in {"generator", "exchange", "bootstrap"}:
+    if role in {"generator", "exchange"}:
         return f"{no_step} Its role is {role}: it has no learner."
     made, received = (facts.event_totals.traffic.total(kind) for kind in ("made", "received"))
     return f"{no_step} It generated {plural(made, 'group')} and accepted {received:,} from peers. A step needs more."
