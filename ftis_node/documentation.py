@@ -11,16 +11,10 @@ from pathlib import Path
 from typing import Final
 
 INDEX: Final = "index"
-NAMED: Final = re.compile(r"`?ftis-node docs ([a-z-]+/[a-z-]+)(#[\w-]+)?`?")
 HEADING = re.compile(r"^(#{1,6}) (.+)$", flags=re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]*)\)")
 PACKAGE = Path(__file__).parent
-
-
-def as_links(text: str) -> str:
-    """Return Markdown of a page in `docs/reference/`, in which pages that are named by their command are links."""
-    return NAMED.sub(lambda found: f"[{found[1]}](../{found[1]}.md{found[2] or ''})", text)
 
 
 def folder() -> Path:

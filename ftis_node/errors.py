@@ -33,10 +33,6 @@ class FileError(ConfigError):
     """A file is a folder, a link, a device, too large, or not of its format."""
 
 
-class HomeInUseError(UsageError):
-    """Another node owns this home."""
-
-
 class TaskError(UsageError):
     """Unknown task, or a data file that cannot be read."""
 
@@ -75,10 +71,6 @@ class NetworkError(FtisError):
     """Something beyond this machine cannot be reached."""
 
     exit_code = 4
-
-
-class ModelFetchError(NetworkError):
-    """The model cannot be downloaded from the hub."""
 
 
 class RecordError(FtisError):

@@ -80,21 +80,16 @@ def read_text(path: Path, *, max_bytes: int = MAX_SMALL_BYTES) -> str:
         raise FileError(f"{path} is not UTF-8 text (byte {error.start})") from None
 
 
-def read_json(path: Path) -> Any:
-    """Return the JSON value in a file. Raises as `read_text`, FileError also for invalid or deeply nested JSON."""
-    return parse_json(read_file(path), source=str(path))
-
-
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises as `read_json`, FileError also for any other value."""
-    value = read_json(path)
+    """Return the JSON object in a file. Raises as `read_file`, FileError also for any other content."""
+    value = parse_json(read_file(path), source=str(path))
     if not isinstance(value, dict):
         raise FileError(f"{path} is not a JSON object")
     return value
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file. Raises as `read_json`."""
+    """Return the tables of a TOML file. Raises as `read_object`."""
     return parse_toml(read_text(path), source=str(path))
 
 
@@ -136,12 +131,6 @@ def _check_depth(value: Any, *, source: str) -> None:
         if not level:
             return
     raise FileError(f"{source} is nested too deep: more than {MAX_DEPTH} levels")
-
-
-def check_no_folder(path: Path) -> None:
-    """Raise FileError if a folder is in the place of a file that will be replaced."""
-    if path.is_dir() and not path.is_symlink():
-        raise FileError(f"{path} is a folder, but must be a file: move it away")
 
 
 def check_database(path: Path) -> None:
@@ -198,7 +187,8 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
     Raises OSError. Raises FileError if `path` is a folder, or if the temporary file's name is a link.
     """
-    check_no_folder(path)
+    if path.is_dir() and not path.is_symlink():
+        raise FileError(f"{path} is a folder, but must be a file: move it away")
     temporary = path.with_name(f"{path.name}.tmp")
     check_regular(temporary, follow_links=False)
     temporary.unlink(missing_ok=True)

@@ -31,15 +31,14 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 def require_tensor(
     name: str, value: object, *, dtypes: tuple[torch.dtype, ...], shape: tuple[int, ...] | torch.Size
-) -> Tensor:
-    """Return `value` as a tensor. Raises ValueError naming `name` unless it has one of `dtypes` and `shape`."""
+) -> None:
+    """Raise ValueError naming `name` unless `value` is a tensor of one of `dtypes` and of `shape`."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a tensor, not {type(value).__name__}")
     if value.dtype not in dtypes:
         raise ValueError(f"{name} must be one of {_names(dtypes)}, not {_names((value.dtype,))}")
     if tuple(value.shape) != tuple(shape):
         raise ValueError(f"{name} must have the shape {list(shape)}, not {list(value.shape)}")
-    return value
 
 
 def require_finite(name: str, values: Tensor, *, where: str = "") -> None:

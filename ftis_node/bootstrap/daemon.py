@@ -41,7 +41,7 @@ def run_bootstrap_node(
     `announce` are the addresses to announce in place of the discovered ones, without `/p2p/ID`. `runs` are ids of runs
     that its page shows first.
 
-    Raise ConfigError for a malformed address, HomeInUseError, UsageError for a taken port, MachineError.
+    Raise ConfigError for a malformed address, UsageError for a home in use or a taken port, MachineError.
     """
     allow_open_files()
     with opened_home(home):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
@@ -85,9 +85,18 @@ class BootstrapApi:
         return web.json_response([view.as_dict() for view in self._views])
 
     async def show_metrics(self, request: web.Request) -> web.Response:
-        members = {view.run.id: len(view.peers) + view.num_omitted + view.num_unreadable for view in self._views}
-        num_refused = self._node.counters.records_refused
-        body = render_bootstrap_metrics(num_connected=self._num_connected, members=members, num_refused=num_refused)
+        connected, runs, of_run, refused = HELP.items()
+        members = GaugeMetricFamily(*of_run, labels=["run_id"])
+        for view in self._views:
+            members.add_metric([view.run.id], len(view.peers) + view.num_omitted + view.num_unreadable)
+        body = render_families(
+            [
+                GaugeMetricFamily(*connected, value=self._num_connected),
+                GaugeMetricFamily(*runs, value=len(self._views)),
+                members,
+                CounterMetricFamily(*refused, value=self._node.counters.records_refused),
+            ]
+        )
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     async def show_health(self, request: web.Request) -> web.Response:
@@ -114,19 +123,3 @@ class BootstrapApi:
             finally:
                 surveying.cancel()
                 await asyncio.gather(surveying, return_exceptions=True)
-
-
-def render_bootstrap_metrics(*, num_connected: int, members: Mapping[str, int], num_refused: int) -> bytes:
-    """Return the text that a Prometheus server scrapes. `members` counts by run id."""
-    connected, runs, of_run, refused = HELP.items()
-    members_of_run = GaugeMetricFamily(*of_run, labels=["run_id"])
-    for run_id, count in members.items():
-        members_of_run.add_metric([run_id], count)
-    return render_families(
-        [
-            GaugeMetricFamily(*connected, value=num_connected),
-            GaugeMetricFamily(*runs, value=len(members)),
-            members_of_run,
-            CounterMetricFamily(*refused, value=num_refused),
-        ]
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -45,7 +44,8 @@ from ftis_node.cli.commands import (
 )
 from ftis_node.cli.operate import invite, pause, service
 from ftis_node.config.no_network_env import NO_TELEMETRY
-from ftis_node.errors import DamagedError, FtisError
+from ftis_node.errors import DamagedError, FtisError, MachineError
+from ftis_node.files import NO_ROOM
 from ftis_node.telemetry.log import (
     discard_output,
     drop_what_cannot_be_written,
@@ -93,9 +93,7 @@ app.command("demo", short_help="Train two different tiny models on this machine.
 app.command("compare", short_help="Compare methods over an in-process network.")(compare.compare)
 
 PROGRAM = "ftis-node"
-MACHINE_CANNOT = 3
 INTERRUPTED = 130
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 LASTING = ("join", "bootstrap")  # commands that run until a signal, and must end soon after it
 EXIT_LIMIT_S = 5.0  # limit for the exit handlers of libraries
 _debug = False
@@ -141,7 +139,7 @@ def _is_lasting(arguments: list[str]) -> bool:
 
 
 def _flushed(code: int) -> int:
-    """Return the exit code after writing the output; MACHINE_CANNOT if the disk has no space for it."""
+    """Return the exit code after writing the output; that of MachineError if the disk has no space for it."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has ended
@@ -154,7 +152,7 @@ def _flushed(code: int) -> int:
 def _output_lost(error: OSError) -> int:
     discard_output()
     _print_error(f"cannot write the output ({error.strerror}): free disk space")
-    return MACHINE_CANNOT
+    return MachineError.exit_code
 
 
 def _end_at_once(code: int) -> NoReturn:
@@ -185,7 +183,7 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and not _is_lasting(arguments):
             return 0  # `| head` has ended
-        if isinstance(error, OSError) and error.errno in NO_SPACE and error.filename is None:
+        if isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:
             return _output_lost(error)
         if type(error).__module__ == "sqlite3" and _is_damage(error):
             line = f"a database in the home is damaged ({error}): the next start of the node replaces it"

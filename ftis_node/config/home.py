@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import getpass
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftis_node.errors import ConfigError, FtisError, HomeInUseError, MachineError
+from ftis_node.errors import ConfigError, FtisError, MachineError, UsageError
 from ftis_node.files import disk_full, is_disk_full, make_folder, open_to_write
 
 MAX_NAME_BYTES = 255  # of a file or folder
@@ -149,7 +150,7 @@ class Home:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Hold the home's lock. Raises HomeInUseError if another node holds it.
+        """Hold the home's lock. Raises UsageError if another node holds it.
 
         The lock is the kernel's, so it ends with the process. Inside, this process and those that it starts write files
         that only the owner can read.
@@ -200,8 +201,6 @@ class Home:
                 raise ConfigError(f"{self.root} is open to all users: chmod 700 it, or give another --home") from None
 
     def _remove_sockets(self) -> None:
-        import shutil
-
         if (linked := self._linked_sockets()) is not None:
             shutil.rmtree(linked, ignore_errors=True)
         if self._run.is_symlink():
@@ -227,7 +226,7 @@ class Home:
             else:
                 return
         owner = self.lock.read_text().split("\n", 1)[0] or "unknown"
-        raise HomeInUseError(f"{self.root} is in use by a running node (pid {owner}): stop it, or give another --home")
+        raise UsageError(f"{self.root} is in use by a running node (pid {owner}): stop it, or give another --home")
 
     def _unusable(self, error: OSError) -> FtisError:
         if is_disk_full(error, self.root):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from ftis_node.records.addresses import AddressError, parse_address
 from ftis_node.telemetry.secrets import MIN_SECRET_BYTES
 
 PREFIX = "ftis1-"
-FAMILY = "ftis"  # of the prefixes of all versions
+ANY_PREFIX = re.compile(r"ftis\d+-")  # of all versions
 CHECK_BYTES = 6
 MAX_CHARS = 8192
 MAX_ADDRESSES = 4
@@ -118,8 +119,8 @@ def read_invite(text: str, *, now: float) -> Invite:
 
     Raises ConfigError in one line for a damaged, expired or newer one.
     """
-    text = next((word for word in text.split() if word.startswith(PREFIX)), text.strip())
-    if len(text) > MAX_CHARS or not text.startswith(FAMILY):
+    text = next((word for word in text.split() if ANY_PREFIX.match(word)), "")
+    if len(text) > MAX_CHARS or not text:
         raise ConfigError(f"this is no invitation: one begins with {PREFIX}")
     if not text.startswith(PREFIX):
         raise ConfigError("this invitation is of another version of ftis-node: use the version of the sender")

@@ -7,10 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from ftis_node.config.section import Section
+from ftis_node.telemetry.terminal_text import MIB
 
-MIB = 1 << 20
-EVENT_FILE_BYTES = 64 * MIB  # at this size `events.jsonl` is rotated
-KEPT_EVENT_FILES = 3  # rotated files; the current one comes on top
 KEPT_CHECKPOINTS = 2  # the newest, and one to fall back to if that is damaged
 LOG_FILE_BYTES = 16 * MIB  # of each file of `logs/`; one older file is kept
 MAX_READY_GROUPS, MAX_READY_BYTES = 256, 512 * MIB  # foreign groups kept ready; above it the oldest are dropped

@@ -164,7 +164,7 @@ class RunManifest(Section):
     wire: WireSection = Field(default_factory=WireSection)
 
     @model_validator(mode="after")
-    def _envelope_can_hold_a_group(self) -> RunManifest:
+    def _settings_agree(self) -> RunManifest:
         sampling = self.sampling
         longest = sampling.completion_limit(1) if self.episode is None else sampling.max_total_tokens
         worst = sampling.group_size * longest * 8
@@ -172,10 +172,6 @@ class RunManifest(Section):
             raise ValueError(
                 f"a group may take {worst} bytes (group_size x tokens x 8), more than wire.max_envelope_bytes"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _episodes_travel_as_tokens(self) -> RunManifest:
         if self.episode is not None and self.step.other_tokenizers == "text":
             raise ValueError('a run with [episode] needs step.other_tokenizers = "ignore": turns do not travel as text')
         return self
@@ -218,11 +214,6 @@ def parse_manifest(text: str, *, source: str, task: str | None = None) -> RunMan
         return RunManifest.model_validate(tables)
     except ValidationError as error:
         raise ConfigError(f"{source}: {first_problem(error, schema=RunManifest)}") from None
-
-
-def read_own_manifest(path: Path) -> RunManifest:
-    """Return the manifest in a home. Raises ConfigError, FileNotFoundError."""
-    return parse_manifest(read_text(path), source=str(path))
 
 
 def parse_canonical(canonical: bytes, *, source: str) -> RunManifest:

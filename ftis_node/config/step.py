@@ -146,13 +146,9 @@ class OptimizerSection(Section):
     """Optimizer updates on one batch."""
 
     @model_validator(mode="after")
-    def _weights_belong_to_a_penalty(self) -> OptimizerSection:
+    def _settings_agree(self) -> OptimizerSection:
         if self.kl_weighted and not self.kl_coef:
             raise ValueError("kl_weighted has no effect without kl_coef: set kl_coef, or remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _decay_belongs_to_a_schedule(self) -> OptimizerSection:
         if self.schedule == "constant" and self.decay_steps is not None:
             raise ValueError(
                 'decay_steps has no effect on a constant rate: set schedule = "linear" or "cosine", or remove it'

@@ -9,6 +9,7 @@ from textual.screen import Screen
 
 from ftis_node.config.home import Home
 from ftis_node.dashboard.context import DashboardContext, NodeSeen
+from ftis_node.dashboard.screens.groups import GroupsScreen
 from ftis_node.dashboard.screens.main import MainScreen
 
 PERIOD_S = 2.0
@@ -82,8 +83,6 @@ class DashboardApp(DashboardContext):
                 show(message.snapshot)
 
     def action_show_groups(self) -> None:
-        from ftis_node.dashboard.screens.groups import GroupsScreen
-
         self.open_page(GroupsScreen())
 
     def action_show_events(self) -> None:

@@ -98,11 +98,9 @@ class Page(Screen[None]):
 
 
 class TextPage(Page):
-    WRAPS = True
-
     def compose(self) -> ComposeResult:
         with Scroller():
-            yield TextLines(id="text", wraps=self.WRAPS)
+            yield TextLines(id="text", wraps=True)
         yield Keys()
 
     def write(self, lines: Iterable[Line]) -> None:

@@ -16,7 +16,7 @@ from ftis_node.config.home_files import start_command
 from ftis_node.errors import FtisError
 from ftis_node.node.http_api.node_client import read_document, read_status
 from ftis_node.telemetry.history import HistoryReader
-from ftis_node.telemetry.nvml import opened_nvml
+from ftis_node.telemetry.nvml import busy_share, opened_nvml
 from ftis_node.telemetry.status import Status
 from ftis_node.view.snapshot import GpuUsage, MachineUsage, NodeSnapshot
 
@@ -100,6 +100,6 @@ def _gpu(nvml: Any, handle: Any) -> GpuUsage:
     return GpuUsage(
         used_bytes=int(memory.used),
         total_bytes=int(memory.total),
-        busy=nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+        busy=busy_share(nvml, handle),
         watts=watts,
     )

@@ -21,14 +21,13 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.doctor import engines, machine, network
 from ftis_node.doctor.check_result import NETWORK_CHECKS, CheckResult
 from ftis_node.doctor.model import MemoryQuestion, check_model
-from ftis_node.errors import FtisError, NetworkError
+from ftis_node.errors import FtisError, MachineError, NetworkError
 
 QUICK_S = 10.0
 MODEL_LIMIT_S = 30.0
 DIALS_LIMIT_S = 30.0  # plus this for each peer
 GRACE_S = 5.0
 NVIDIA_DEVICE = Path("/dev/nvidia0")
-NETWORK_FAILED, MACHINE_FAILED = 4, 3
 QUIET_S = 2.0  # seconds until progress names the open checks
 POLL_EVERY_S = 0.2
 
@@ -118,8 +117,8 @@ def exit_code_of(findings: list[CheckResult]) -> int:
     """Return 3 if the machine cannot run the node, 4 if only the network prevents it, else 0."""
     failed = {finding.check for finding in findings if finding.level == "fail"}
     if failed - NETWORK_CHECKS:
-        return MACHINE_FAILED
-    return NETWORK_FAILED if failed else 0
+        return MachineError.exit_code
+    return NetworkError.exit_code if failed else 0
 
 
 def _network(peers: tuple[str, ...]) -> Iterator[CheckResult]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ftis_node.config.home import Home
 from ftis_node.config.home_files import remembered_settings
-from ftis_node.config.manifest import RunManifest, load_manifest, read_own_manifest
+from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.doctor.check_result import CheckResult
 from ftis_node.errors import FileError, FtisError, ModelError, NetworkError
@@ -86,10 +86,7 @@ def memory_question(
     ConfigError.
     """
     settings = load_node_settings(home.node_toml, remembered=remembered_settings(home), model=model, **flags)
-    if run is None and home.run_toml.exists():
-        manifest = read_own_manifest(home.run_toml)
-    else:
-        manifest = load_manifest(run or DEFAULT_RUN)
+    manifest = load_manifest(run or (str(home.run_toml) if home.run_toml.exists() else DEFAULT_RUN))
     gpus_bytes = tuple(int(gib * GIB) for gib in gpus_gib) or None
     return MemoryQuestion(settings, manifest, gpus_bytes, read_previous_training(home, settings.model))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ftis_node.doctor.check_result import CheckResult, Level
 from ftis_node.errors import UsageError
-from ftis_node.gossip.dialer import AddressProbe, NetworkProbe
+from ftis_node.gossip.dialer import AddressProbe, NetworkProbe, probe_network
 from ftis_node.gossip.multiaddr import Reachability, is_public, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.telemetry.terminal_text import GIB
@@ -97,8 +97,6 @@ def examine_network(peers: tuple[str, ...], limit_s: float) -> Iterator[CheckRes
         advice = "give --peers ADDRESS as you would to join; without one the node runs alone until a peer dials it"
         yield CheckResult("peer.none", "ok", "no peers were named, so doctor dialed none", advice)
         return
-    from ftis_node.gossip.dialer import probe_network
-
     addresses = tuple(map(parse_multiaddr, peers))
     with tempfile.TemporaryDirectory(prefix="ftis-") as folder:
         probing = probe_network(addresses, listen=ANY_PORT, sockets_dir=Path(folder) / "net")

@@ -155,19 +155,12 @@ def check_models_fit(sources: Sequence[ModelSource], *, max_tokens: int) -> None
     """Raise MachineError, which says what to do, if they need more memory together than is free."""
     device = pick_device("auto")
     needed = bytes_together(sources, max_tokens=max_tokens, bytes_per_number=BYTES[device])
-    free = free_bytes(device)
+    free = Card.of(list_accelerators()[0]).usable_bytes if device == "cuda" else free_host_bytes()
     if needed > free:
         raise MachineError(
             f"{len(sources)} models together need about {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free: "
             "use fewer models, lower --max-tokens, or evaluate the mode vote or confidence"
         )
-
-
-def free_bytes(device: str) -> int:
-    """Return the memory that models may use: most of the first GPU, or the free memory of the host."""
-    if device == "cuda":
-        return Card.of(list_accelerators()[0]).usable_bytes
-    return free_host_bytes()
 
 
 def evaluation_row(name: str, answered: Sequence[Answered], *, num_models: int = 1) -> EvaluationRow:

@@ -171,22 +171,16 @@ async def answers_of(models: Sequence[str | Member], task: str, **options: Any) 
         return [await study.answers_of(expert) for expert in study.experts]
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Gain in greedy pass@1 of `after` over `before` on the same problems, with the standard error of paired means."""
+def difference(before: Sequence[Answered], after: Sequence[Answered]) -> dict[str, float]:
+    """Return the gain in greedy pass@1 of `after` over `before` on the same problems, with the error of paired means.
 
-    pass_at_1: float
-    standard_error: float
-    gained: int
-    lost: int
-
-
-def difference(before: Sequence[Answered], after: Sequence[Answered]) -> Difference:
-    """Compare two models' greedy answers to the same problems."""
+    `gained` counts the problems that only `after` solves, `lost` those that only `before` solves.
+    """
     changes = [new.is_right - old.is_right for old, new in zip(before, after, strict=True)]
     n, gained, lost = len(changes), changes.count(1), changes.count(-1)
     mean = (gained - lost) / n
-    return Difference(mean, math.sqrt(max(0.0, (gained + lost) / n - mean**2) / n), gained, lost)
+    error = math.sqrt(max(0.0, (gained + lost) / n - mean**2) / n)
+    return {"pass_at_1": mean, "standard_error": error, "gained": gained, "lost": lost}
 
 
 def shown_problems(answers: Mapping[str, Sequence[Answered]], *, limit: int) -> list[dict[str, Any]]:

@@ -11,13 +11,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from ftis_node import __version__
-from ftis_node.config.home import Home
-from ftis_node.config.manifest import RunManifest, read_own_manifest
-from ftis_node.errors import ConfigError
-from ftis_node.files import read_object
+from ftis_node.config.manifest import RunManifest
 from ftis_node.models.hub import HUB_ID
 from ftis_node.tasks.registry import hub_datasets, task_licenses
 from ftis_node.telemetry.status import Status
@@ -63,19 +58,6 @@ class RunRecord:
     @property
     def hub_base(self) -> str | None:
         return self.base if HUB_ID.fullmatch(self.base) else None
-
-
-def read_run_record(home: Home, *, base: str | None = None) -> RunRecord:
-    """Return the facts from the home's files. `base` replaces the name of the node's model. Raises ConfigError."""
-    if not home.run_toml.exists() or not home.settings.exists():
-        raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
-    settings = read_object(home.settings)
-    status = msgspec.convert(read_object(home.status), Status) if home.status.exists() else Status()
-    model = str(settings["model"])
-    name = base or (model if HUB_ID.fullmatch(model) else Path(model).name)  # as `ModelSource.name`
-    form = settings.get("quantize", "none")
-    trains = ("--lora" if settings.get("lora") else "--full") + (f" --quantize {form}" if form != "none" else "")
-    return RunRecord(read_own_manifest(home.run_toml), name, trains, int(settings.get("seed", 0)), status)
 
 
 def write_model_card(

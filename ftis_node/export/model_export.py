@@ -18,7 +18,7 @@ from ftis_node.config.manifest import load_manifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.section import first_problem
 from ftis_node.errors import ConfigError, DamagedError
-from ftis_node.export.model_card import read_run_record, write_model_card
+from ftis_node.export.model_card import RunRecord, write_model_card
 from ftis_node.files import read_object, write_error
 from ftis_node.generation.engines.vllm_options import served_rank
 from ftis_node.memory.placement import WorkerPlacement
@@ -26,6 +26,7 @@ from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, read_adapter_config
 from ftis_node.models.gguf import SUFFIX
 from ftis_node.models.gguf_export import GgufKind, architecture_of, modelfile, write_gguf
+from ftis_node.node.startup.last_status import read_last_status
 from ftis_node.node.startup.worker_boots import learner_boot
 from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched
@@ -73,13 +74,13 @@ def export_model_of(
     if not home.settings.exists() or not home.run_toml.exists():
         raise ConfigError(f"no node has run with the home {home.root}: give the right one with --home")
     try:
-        settings = NodeSettings.model_validate(read_object(home.settings))
+        given = NodeSettings.model_validate(read_object(home.settings))
     except ValidationError as error:
         problem = first_problem(error, schema=NodeSettings)
         raise DamagedError(f"{home.settings}: {problem}; `{start_command(home)}` writes it again") from error
     manifest = load_manifest(str(home.run_toml))
-    source, nothing_planned = resolve_model(settings.model, on_progress=on_progress), WorkerPlacement()
-    settings = settings.model_copy(update={"quantize": "none"})  # an adapter is merged into the base as it is published
+    source, nothing_planned = resolve_model(given.model, on_progress=on_progress), WorkerPlacement()
+    settings = given.model_copy(update={"quantize": "none"})  # an adapter is merged into the base as it is published
     boot = learner_boot(settings, manifest, source, home, nothing_planned, weights=home.weights)
     tokenizer = load_tokenizer(source, prompts=PromptSettings(settings.prompts.template_arguments))
     step = export_newest(boot, out, merge=merge, tokenizer=tokenizer, on_progress=on_progress)
@@ -88,7 +89,8 @@ def export_model_of(
     if adapter and (base or repository):  # the name of a local folder is a path of this machine
         adapter["base_model_name_or_path"] = base or source.base.name
         (folder / ADAPTER_CONFIG_FILE).write_text(json.dumps(adapter, indent=2, sort_keys=True), encoding="utf-8")
-    record = read_run_record(home, base=base or source.name)
+    trains = ("--lora" if given.lora else "--full") + (f" --quantize {given.quantize}" if given.is_quantized else "")
+    record = RunRecord(manifest, base or source.name, trains, given.seed, read_last_status(home))
     use = _use_section(repository or ANY_REPOSITORY, adapter, base=record.base, system=system_message(manifest.task))
     write_model_card(folder, record, step=step, is_adapter=adapter is not None, use=use, license=license)
     return step

@@ -109,6 +109,8 @@ class GenerationClient(WorkerClient):
             sockets_dir=sockets_dir,
             log_path=log_path,
             event_types=(messages.TokensMade, messages.StartPhase, messages.EngineBroken),
+            timing=timing or Timing(),
+            on_event=self._take_event,
             environment=({} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)})
             | dict(environment or {}),
             preload=preload,
@@ -118,10 +120,8 @@ class GenerationClient(WorkerClient):
         super().__init__(
             Supervisor(
                 spec,
-                timing=timing,
                 restart_policy=restart_policy,
                 on_started=self._bring_up,
-                on_event=self._take_event,
                 before_restart=self._before_restart,
                 before_stop=None if borrower is None else borrower.stop,
                 free_memory=free_memory,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import comb, inf
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,13 +104,6 @@ class Answered:
     def is_right(self) -> bool:
         """Return whether the greedy answer is right."""
         return self.greedy is not None and self.greedy.is_right
-
-
-async def evaluate(
-    generator: Generator, task: Task, tokenizer: PromptTokenizer, *, k: int = 1, **options: Any
-) -> EvalResult:
-    """Grade the first problems of `task`; the options are those of `answer_problems`."""
-    return summarize(await answer_problems(generator, task, tokenizer, k=k, **options), k=k)
 
 
 def summarize(answered: Sequence[Answered], *, k: int) -> EvalResult:

@@ -18,12 +18,12 @@ from pathlib import Path
 from ftis_node.errors import ModelError, WorkerTaskError
 from ftis_node.generation import messages
 from ftis_node.generation.engines import choose_engine
-from ftis_node.generation.engines.base import Engine, GenerateRequest, GenerationResult
+from ftis_node.generation.engines.base import Engine, GenerateRequest
 from ftis_node.generation.engines.vllm_log import WorkerLog
 from ftis_node.models import resolve_model
 from ftis_node.telemetry.faults import watched_task
 from ftis_node.workers.liveness import die_with_owner
-from ftis_node.workers.weight_store import SharedWeights, file_checksums, find_difference
+from ftis_node.workers.weight_store import file_checksums, find_difference
 from ftis_node.workers.wire import Done
 from ftis_node.workers.worker import Emitter, Handlers, run_worker
 
@@ -38,9 +38,6 @@ class Service:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-
-    async def generate(self, request: GenerateRequest, emit: Emitter) -> GenerationResult:
-        return await self._engine.generate(request)
 
     async def load_weights(self, request: messages.LoadWeights, emit: Emitter) -> messages.WeightsLoaded:
         """Load new weights and return the version that the engine reports.
@@ -63,9 +60,6 @@ class Service:
         difference = find_difference(published, held)
         return messages.WeightsLoaded(version=self._engine.policy_version, load_s=load_s, difference=difference)
 
-    async def share_base(self, request: messages.ShareBase, emit: Emitter) -> SharedWeights:
-        return await self._engine.share_base()
-
     async def probe(self, request: messages.Probe, emit: Emitter) -> messages.Probed:
         return messages.Probed(logprobs=tuple(await self._engine.probe(request.token_ids)))
 
@@ -82,9 +76,9 @@ class Service:
 
     def handlers(self) -> Handlers:
         return {
-            GenerateRequest: self.generate,
+            GenerateRequest: lambda request, emit: self._engine.generate(request),
             messages.LoadWeights: self.load_weights,
-            messages.ShareBase: self.share_base,
+            messages.ShareBase: lambda request, emit: self._engine.share_base(),
             messages.Probe: self.probe,
             messages.Sleep: self.sleep,
             messages.Wake: self.wake,

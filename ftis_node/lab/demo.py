@@ -103,7 +103,7 @@ def tiny_plan(out: Path, *, seed: int, on_progress: OnProgress) -> DemoPlan:
 def llm_plan(*, on_progress: OnProgress) -> DemoPlan:
     """Download and convert the language model, which trains on `words` with all weights and with an adapter.
 
-    Raises ModelFetchError if it cannot be downloaded.
+    Raises NetworkError if it cannot be downloaded.
     """
     resolve_model(LANGUAGE_MODEL, on_progress=on_progress)
     nodes = (

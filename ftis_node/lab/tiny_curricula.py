@@ -74,7 +74,6 @@ class ArithmeticCurriculum:
         graded: bool = False,
         blind: bool = False,
     ) -> None:
-        self._tokenizer, self._mistake = tokenizer, mistake
         task = ArithmeticTask("train")
         held_out = {each for part in GRADED_WRONG_FRACTIONS for each in held_out_set(PARTS[part])} if graded else set()
         drawn = {task.problem(index) for index in range(NUM_DRAWS)}

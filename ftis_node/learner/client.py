@@ -63,20 +63,14 @@ class LearnerClient(WorkerClient):
             sockets_dir=sockets_dir,
             log_path=log_path,
             event_types=EVENT_TYPES,
+            timing=timing or Timing(),
+            on_event=on_event,
+            on_slow_stop=on_slow_stop,
             environment=worker_environment(boot) | dict(environment or {}),
             preload=preload,
             complete=self._with_base,
         )
-        super().__init__(
-            Supervisor(
-                spec,
-                timing=timing,
-                restart_policy=restart_policy,
-                on_started=self._ask_state,
-                on_event=on_event,
-                on_slow_stop=on_slow_stop,
-            )
-        )
+        super().__init__(Supervisor(spec, restart_policy=restart_policy, on_started=self._ask_state))
         self.share_base: Callable[[], Awaitable[SharedWeights]] | None = None
         self._has_base = False  # of the generator's present process, in the learner's
         self.state: LearnerState | None = None  # at the start of its present process

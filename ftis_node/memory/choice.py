@@ -31,7 +31,7 @@ from ftis_node.memory.machine import USABLE_SHARE, Machine
 from ftis_node.memory.placement import inspect_machine, plan_on
 from ftis_node.memory.plan import MemoryPlan
 from ftis_node.models import ModelShape, ModelSource, published_qwen25, read_shape
-from ftis_node.telemetry.terminal_text import GIB
+from ftis_node.telemetry.terminal_text import in_gib
 from ftis_node.workers.durable import CHECKPOINT_PREFIX, STATE_FILE, newest_complete
 
 DEFAULT_RUN = "gsm8k-ftis"
@@ -208,8 +208,8 @@ def refuse_what_does_not_fit(
     instead = smaller_model(choice, manifest, shape, machine)
     model = choice.settings.model
     raise MachineError(
-        f"{model} {least.made.refusal}: {least.name} needs {_gib(least.made.peak_bytes)} GiB and "
-        f"{_gib(least.made.usable_bytes)} GiB are usable{least.made.bound}; {instead} (see "
+        f"{model} {least.made.refusal}: {least.name} needs {in_gib(least.made.peak_bytes)} and "
+        f"{in_gib(least.made.usable_bytes)} are usable{least.made.bound}; {instead} (see "
         f'`ftis-node doctor --model {model}`; memory.check = "warn" starts the node anyway)'
     )
 
@@ -310,14 +310,14 @@ def _without_plan(settings: NodeSettings, begun: PreviousTraining | None, cause:
 
 
 def _beside_full(options: Sequence[TrainingOption], chosen: TrainingOption, shape: ModelShape) -> str:
-    """Return text such as `: full training of 3.09 B needs 59.0 GiB, 20.9 GiB are usable`."""
+    """Return text such as `: full training of 3.09 B needs 59.00 GiB, 20.90 GiB are usable`."""
     full_s = min((each.made.step_s for each in options if each.fits and not each.settings.lora), default=0.0)
     if chosen.settings.lora and full_s:
         return f": a step takes about {chosen.made.step_s:.0f} s, one of all weights {full_s:.0f} s"
     full = options[0].made
-    needed, usable = _gib(full.needed_bytes), _gib(full.usable_bytes)
+    needed, usable = in_gib(full.needed_bytes), in_gib(full.usable_bytes)
     parameters = f"{shape.num_parameters / 1e9:.2f} B"
-    return f": full training of {parameters} needs {needed} GiB, {usable} GiB are usable{full.bound}"
+    return f": full training of {parameters} needs {needed}, {usable} are usable{full.bound}"
 
 
 def training_label(settings: NodeSettings) -> str:
@@ -332,7 +332,3 @@ def _requested_mode(settings: NodeSettings) -> str:
 def _updated(settings: NodeSettings, section: str, **values: Any) -> NodeSettings:
     """Return the settings with these keys of one section changed."""
     return settings.model_copy(update={section: getattr(settings, section).model_copy(update=values)})
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.1f}"

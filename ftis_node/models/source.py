@@ -123,7 +123,7 @@ def resolve_model(model: str, *, trains: bool = True, on_progress: OnProgress = 
     """Find `model`, a folder or a hub id `org/name`, and check that it is complete. For an adapter, find its base too.
 
     A hub id is looked up in the local cache first, then downloaded; only the download reports progress. Raises
-    ModelError for a missing or incomplete folder, and ModelFetchError if the hub does not serve the model. Raises
+    ModelError for a missing or incomplete folder, and NetworkError if the hub does not serve the model. Raises
     UntrainableModelError if it cannot be trained, unless `trains` is False.
     """
     source = _find(model, trains, on_progress)

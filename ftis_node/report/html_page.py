@@ -109,40 +109,37 @@ def _why_no_step(facts: RunFacts) -> str:
     role, no_step = facts.status.node.role, "The node has completed no step yet, so there are no curves."
     if facts.history.steps:
         return ""
-    if role in {"generator", "exchange", "bootstrap"}:
+    if role in {"generator", "exchange"}:
         return f"{no_step} Its role is {role}: it has no learner."
     made, received = (facts.event_totals.traffic.total(kind) for kind in ("made", "received"))
     return f"{no_step} It generated {plural(made, 'group')} and accepted {received:,} from peers. A step needs more."
 
 
 def render_page(facts: RunFacts) -> str:
-    return render(TEMPLATE, **_values(facts))
-
-
-def _values(facts: RunFacts) -> dict[str, Any]:
     status, history, event_totals = facts.status, facts.history, facts.event_totals
     peers = sorted(facts.peers, key=lambda row: -event_totals.accepted_of[str(row.get("peer_id"))])
     evaluations = list(history.evaluations)
     learning, traffic = run_charts(history, event_totals)
-    return {
-        "status": status,
-        "facts": facts,
-        "is_running": status.node.state not in {"stopped", "failed", "unknown"},
-        "why_no_step": _why_no_step(facts),
-        "tiles": tiles(facts),
-        "learning": learning,
-        "traffic": traffic,
-        "totals": {kind: event_totals.traffic.total(kind) for kind in ("made", "announced", "confirmed", "received")},
-        "refused": [(reason, count, full_sentence(reason)) for reason, count in event_totals.refused.most_common()],
-        "peers": peers[:MAX_PEERS],
-        "peers_left_out": max(0, len(peers) - MAX_PEERS),
-        "evaluations": [*evaluations[:1], *(part[-1] for part in slices(evaluations[1:], MAX_EVALUATIONS - 1))],
-        "evaluations_left_out": max(0, len(evaluations) - MAX_EVALUATIONS),
-        "step_rows": [_row(steps) for steps in slices(history.steps, NUM_ROWS)],
-        "timeline": [(entry, sentence(entry, facts.name_of)) for entry in facts.timeline],
-        "about": _about(facts),
-        "problems": facts.compared.problems[:MAX_PROBLEMS] if facts.compared else (),
-    }
+    return render(
+        TEMPLATE,
+        status=status,
+        facts=facts,
+        is_running=status.node.state not in {"stopped", "failed", "unknown"},
+        why_no_step=_why_no_step(facts),
+        tiles=tiles(facts),
+        learning=learning,
+        traffic=traffic,
+        totals={kind: event_totals.traffic.total(kind) for kind in ("made", "announced", "confirmed", "received")},
+        refused=[(reason, count, full_sentence(reason)) for reason, count in event_totals.refused.most_common()],
+        peers=peers[:MAX_PEERS],
+        peers_left_out=max(0, len(peers) - MAX_PEERS),
+        evaluations=[*evaluations[:1], *(part[-1] for part in slices(evaluations[1:], MAX_EVALUATIONS - 1))],
+        evaluations_left_out=max(0, len(evaluations) - MAX_EVALUATIONS),
+        step_rows=[_row(steps) for steps in slices(history.steps, NUM_ROWS)],
+        timeline=[(entry, sentence(entry, facts.name_of)) for entry in facts.timeline],
+        about=_about(facts),
+        problems=facts.compared.problems[:MAX_PROBLEMS] if facts.compared else (),
+    )
 
 
 def _about(facts: RunFacts) -> list[tuple[str, str]]:

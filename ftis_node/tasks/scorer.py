@@ -18,7 +18,9 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.reduction import ForkingPickler
+from operator import methodcaller
 from typing import Any, Self, cast
 
 from pebble import ProcessExpired, ProcessPool
@@ -30,12 +32,10 @@ from ftis_node.tasks.episodes.episode import Play, is_episode
 from ftis_node.tasks.scoring_worker import (
     ScoringCost,
     ScoringReply,
-    check_in_worker,
     checked_score,
-    play_in_worker,
-    resolve_in_worker,
-    score_in_worker,
+    grader_fault,
     start_worker,
+    work_in_worker,
 )
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class ScoringLimits:
 
 
 class IsolatedScorer:
-    """Scorer for completions of the problems of `tasks`. `start` or the first score starts it, `close` ends it."""
+    """Scorer for completions of the problems of `tasks`. The first call starts its process, `close` ends it."""
 
     def __init__(self, *tasks: Task, scored_only: Sequence[Task] = (), limits: ScoringLimits | None = None) -> None:
         """Accept `tasks` to score and resolve, and `scored_only` tasks, such as those of evaluations, only to score.
@@ -80,8 +80,7 @@ class IsolatedScorer:
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        """Start, and check the graders. Raises MachineError, WorkerDiedError."""
-        await self.start()
+        """Check the graders, which starts the process. Raises MachineError, WorkerDiedError."""
         try:
             await self.check()
         except BaseException:
@@ -92,17 +91,6 @@ class IsolatedScorer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def start(self) -> None:
-        """Start the processes, if a task needs them. They initialize while the caller continues.
-
-        Raises WorkerDiedError if the system cannot create a process.
-        """
-        if self._isolated:
-            try:
-                await self._running_pool()
-            except BrokenProcessPool as error:
-                raise WorkerDiedError(f"the scoring process cannot be started: {error}") from error
-
     async def check(self) -> None:
         """Let the tasks check their graders in the scoring process, because an honest peer would be blamed for a broken
         one. Raises MachineError, and WorkerDiedError if no scoring process stays up.
@@ -111,7 +99,7 @@ class IsolatedScorer:
             cost = ScoringCost()
             try:
                 async with self._worker:
-                    fault = await self._ask_worker(check_in_worker, task.name, task.split, cost=cost)
+                    fault = await self._ask_worker(grader_fault, task.name, task.split, cost=cost)
             except (TimeoutError, ProcessExpired) as error:
                 fault = f"{task.name}: its grader was not checked: {self._note_end(error, cost)}"
                 if not cost.num_stopped:
@@ -134,7 +122,8 @@ class IsolatedScorer:
             return task.resolve(ref)
         async with self._worker:
             try:
-                return cast("TaskItem", await self._ask_worker(resolve_in_worker, ref, cost=cost))
+                resolve = methodcaller("resolve", ref)
+                return cast("TaskItem", await self._ask_worker(resolve, ref.task, ref.split, cost=cost))
             except (TimeoutError, ProcessExpired) as error:
                 self._note_end(error, cost)
                 raise TimeoutError(f"{ref}: its problem took too long to make") from None
@@ -160,7 +149,7 @@ class IsolatedScorer:
                 cost.num_stopped += len(texts) - len(scores)
                 break
             async with self._worker:
-                reward = await self._work_on(score_in_worker, item, text, cost=cost)
+                reward = await self._work_on(partial(checked_score, item=item, text=text), item, cost=cost)
             scores.append(UNSCORED if reward is None else (reward, CompletionStatus.SCORED))
         return scores + [UNSCORED] * (len(texts) - len(scores))
 
@@ -175,7 +164,8 @@ class IsolatedScorer:
         task, before = self._tasks[item.ref.task, item.ref.split], cost.num_unfinished
         if task.isolate_scoring:
             async with self._worker:
-                played = cast("Play | None", await self._work_on(play_in_worker, item, tuple(texts), cost=cost))
+                play = methodcaller("play", item, tuple(texts))
+                played = cast("Play | None", await self._work_on(play, item, cost=cost))
         else:
             try:
                 played = task.play(item, texts)  # type: ignore[attr-defined]
@@ -193,12 +183,10 @@ class IsolatedScorer:
             future.cancel()
         await self._drop_pool()
 
-    async def _work_on(
-        self, function: Callable[..., ScoringReply], item: TaskItem, given: object, *, cost: ScoringCost
-    ) -> Any:
-        """Return what the function in the worker gives for a problem and its text or texts; None if it fails."""
+    async def _work_on(self, work: Callable[[Task], object], item: TaskItem, *, cost: ScoringCost) -> Any:
+        """Return what `work` in the worker gives for the task of a problem; None if it fails."""
         try:
-            return await self._ask_worker(function, item, given, cost=cost)
+            return await self._ask_worker(work, item.ref.task, item.ref.split, cost=cost)
         except (TimeoutError, ProcessExpired) as error:
             log.warning("%s: %s", item.ref, self._note_end(error, cost))
         except WorkerDiedError:
@@ -225,26 +213,27 @@ class IsolatedScorer:
         cost.num_stopped += 1
         return f"the scoring process died of a text, or ran out of processor time, exit code {error.exitcode}"
 
-    async def _ask_worker(self, function: Callable[..., ScoringReply], *args: object, cost: ScoringCost) -> object:
-        """Call the function in the worker; return its result or raise its exception.
+    async def _ask_worker(self, work: Callable[[Task], object], name: str, split: str, *, cost: ScoringCost) -> object:
+        """Do the work with this task in the worker; return its result or raise its exception.
 
         Raises WorkerDiedError if the scorer is closed or no process stays up.
         """
         for _ in range(NUM_TRIES):
             try:
-                return await self._ask_once(function, *args, cost=cost)
+                return await self._ask_once(work, name, split, cost=cost)
             except BrokenProcessPool as error:
                 log.debug("the pool broke: %s", error)
                 if self._closed:
                     break
         raise WorkerDiedError("the scoring process does not stay alive: is there enough memory?")
 
-    async def _ask_once(self, function: Callable[..., ScoringReply], *args: object, cost: ScoringCost) -> object:
-        """Do the same; raise BrokenProcessPool if the pool broke for a reason other than `args`."""
+    async def _ask_once(self, work: Callable[[Task], object], name: str, split: str, *, cost: ScoringCost) -> object:
+        """Do the same; raise BrokenProcessPool if the pool broke for a reason other than `work`."""
         limits = self._limits
         pool = await self._running_pool()
+        given = (work, name, split, limits.time_limit_s)
         try:
-            scheduled = pool.schedule(function, args=(*args, limits.time_limit_s), timeout=limits.wall_limit_s)
+            scheduled = pool.schedule(work_in_worker, args=given, timeout=limits.wall_limit_s)
         except RuntimeError as error:  # the pool broke or was closed since the check
             raise BrokenProcessPool(str(error)) from error
         future: asyncio.Future[Any] = asyncio.wrap_future(scheduled)

@@ -22,7 +22,6 @@ from math import ceil
 from typing import NamedTuple
 
 from ftis_node.errors import MachineError, TaskError
-from ftis_node.records.group import PromptRef
 from ftis_node.tasks.base import Task, TaskItem
 
 log = logging.getLogger(__name__)
@@ -74,43 +73,25 @@ class ScoringReply(NamedTuple):
     seconds: float
 
 
-def score_in_worker(item: TaskItem, text: str, time_limit_s: float) -> ScoringReply:
-    """Return the reward of one text; the error is a ValueError if the task returns an invalid reward."""
-    return _done(lambda: checked_score(_tasks[item.ref.task, item.ref.split], item, text), time_limit_s)
+def work_in_worker(work: Callable[[Task], object], name: str, split: str, time_limit_s: float) -> ScoringReply:
+    """Return what `work` gives for this task; the error is a KeyError, or any other exception as a ValueError."""
+    began = time.process_time()
+    try:
+        with _cpu_limit(time_limit_s):
+            return ScoringReply(work(_tasks[name, split]), None, time.process_time() - began)
+    except KeyError as error:
+        return ScoringReply(None, KeyError(str(error)), time.process_time() - began)
+    except Exception as error:  # its type may not be picklable
+        return ScoringReply(None, ValueError(f"{type(error).__name__}: {error}"), time.process_time() - began)
 
 
-def play_in_worker(item: TaskItem, texts: tuple[str, ...], time_limit_s: float) -> ScoringReply:
-    """Return the replay (`episodes.Play`) of the texts of an episode, or any exception of it as a ValueError."""
-    return _done(lambda: _tasks[item.ref.task, item.ref.split].play(item, texts), time_limit_s)  # type: ignore[attr-defined]
-
-
-def resolve_in_worker(ref: PromptRef, time_limit_s: float) -> ScoringReply:
-    """Return the problem that `ref` names; the error is a KeyError, or any exception of the task."""
-    return _done(lambda: _tasks[ref.task, ref.split].resolve(ref), time_limit_s)
-
-
-def check_in_worker(name: str, split: str, time_limit_s: float) -> ScoringReply:
+def grader_fault(task: Task) -> str:
     """Return why a task cannot grade here; "" if it can, or has no check."""
-    return _done(lambda: _grader_fault(_tasks[name, split]), time_limit_s)
-
-
-def _grader_fault(task: Task) -> str:
     try:
         getattr(task, "check_grader", lambda: None)()
     except MachineError as error:
         return str(error)
     return ""
-
-
-def _done(work: Callable[[], object], time_limit_s: float) -> ScoringReply:
-    began = time.process_time()
-    try:
-        with _cpu_limit(time_limit_s):
-            return ScoringReply(work(), None, time.process_time() - began)
-    except KeyError as error:
-        return ScoringReply(None, KeyError(str(error)), time.process_time() - began)
-    except Exception as error:  # its type may not be picklable
-        return ScoringReply(None, ValueError(f"{type(error).__name__}: {error}"), time.process_time() - began)
 
 
 def checked_score(task: Task, item: TaskItem, text: str) -> float:

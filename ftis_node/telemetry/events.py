@@ -23,8 +23,8 @@ from ftis_node.telemetry.secrets import redacted
 EVENT_SCHEMA = 1  # in each `start` event
 log = logging.getLogger(__name__)
 
-DEFAULT_MAX_BYTES = 64 << 20
-DEFAULT_KEPT_FILES = 3
+EVENT_FILE_BYTES = 64 << 20  # at this size the file is rotated
+KEPT_EVENT_FILES = 3  # rotated files; the current one comes on top
 LONGEST_LINE = 1 << 20
 MAX_WAITING_BYTES = 8 << 20
 LAST_BYTES = 2 << 20
@@ -39,7 +39,7 @@ class EventLog:
     Raises OSError for any other error, FileError if the path is a link or a folder.
     """
 
-    def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, kept_files: int = DEFAULT_KEPT_FILES) -> None:
+    def __init__(self, path: Path, *, max_bytes: int = EVENT_FILE_BYTES, kept_files: int = KEPT_EVENT_FILES) -> None:
         _drop_half_line(path)
         self._path, self._max_bytes, self._kept_files = path, max_bytes, kept_files
         self._lock = threading.Lock()
@@ -155,19 +155,6 @@ def _drop_half_line(path: Path) -> None:
         file.truncate(position + tail.rfind(b"\n") + 1)
 
 
-def read_events(path: Path, *, name: str | None = None) -> list[dict[str, Any]]:
-    """Return the events in one file, oldest first; only those called `name` if given. Skip a half-written last line."""
-    if not path.exists():
-        return []
-    events = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            event = json.loads(line)
-            if name is None or event["event"] == name:
-                events.append(event)
-    return events
-
-
 class EventReader:
     """Follower of an event log: yields each complete line once, oldest first, across rotated files.
 
@@ -215,3 +202,9 @@ class EventReader:
             if inode == self._inode:
                 break
         return list(files.values())[::-1]
+
+
+def read_events(path: Path, *, name: str | None = None) -> list[dict[str, Any]]:
+    """Return the events of a log, oldest first, with those of its rotated files; only those called `name` if given."""
+    events = map(json.loads, EventReader(path).read_new())
+    return [event for event in events if name is None or event["event"] == name]

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib import resources
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -18,20 +19,13 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from ftis_node.telemetry.health_summary import AnswerWord, summarize_health
-from ftis_node.telemetry.status import Status
+from ftis_node.telemetry.status import EvalStatus, Status
 
 Family = GaugeMetricFamily | CounterMetricFamily
 TABLE_FILE = "metrics.toml"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 NODE_STATES = ("starting", "running", "stopping", "stopped", "failed")
 SWARM_STATES = ("starting", "standalone", "connected", "stopped")
-EVALUATION_METRICS = {
-    "pass_at_1": "ftis_eval_pass_at_1",
-    "step": "ftis_eval_step",
-    "n": "ftis_eval_problems",
-    "completion_tokens": "ftis_eval_completion_tokens",
-    "cut_fraction": "ftis_eval_cut_ratio",
-}
 WORKER_STATES = ("stopped", "starting", "ready", "backing-off", "paused", "failed", "off")
 
 
@@ -80,16 +74,14 @@ def render_families(families: Iterable[Family]) -> bytes:
 
 
 def render_metrics(status: Status) -> bytes:
-    return render_families(metric_families(status))
-
-
-def metric_families(status: Status) -> Iterator[Family]:
     document = msgspec.to_builtins(status)
-    yield from _info(document)
-    yield from _states(document)
-    yield from _answers(status)
-    yield from _evaluations(document)
-    yield from _numbers(document)
+    newest = {one["task"]: one for one in document["eval"]}
+    document["eval"] = {
+        key: {task: one[key] for task, one in newest.items() if one[key] is not None}
+        for key in EvalStatus.__struct_fields__
+    }
+    families = (_info(document), _states(document), _answers(status), _numbers(document))
+    return render_families(chain.from_iterable(families))
 
 
 def _numbers(document: dict[str, Any]) -> Iterator[Family]:
@@ -147,13 +139,3 @@ def _answers(status: Status) -> Iterator[GaugeMetricFamily]:
         if answer.word is not AnswerWord.NOT_APPLICABLE:
             name = f"ftis_node_{question}"
             yield GaugeMetricFamily(name, help_of(name), value=answer.word is AnswerWord.YES)
-
-
-def _evaluations(document: dict[str, Any]) -> Iterator[GaugeMetricFamily]:
-    newest = {evaluation["task"]: evaluation for evaluation in document["eval"]}
-    for key, name in EVALUATION_METRICS.items():
-        family = GaugeMetricFamily(name, help_of(name), labels=["task"])
-        for task, evaluation in newest.items():
-            if evaluation[key] is not None:
-                family.add_metric([task], evaluation[key])
-        yield family

@@ -46,6 +46,14 @@ def gpu_handle(nvml: Any, name: str) -> Any:
     return nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name)
 
 
+def busy_share(nvml: Any, handle: Any) -> float | None:
+    """Return the share of time in which the GPU worked, 0 to 1; None for a part of a GPU (MIG). Raises NVMLError."""
+    try:
+        return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+    except nvml.NVMLError_NotSupported:
+        return None
+
+
 class EnergyMeter:
     """Meter of the energy that the GPUs with these indices use, other programs too; without indices, all in sight."""
 

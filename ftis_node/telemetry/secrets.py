@@ -24,7 +24,6 @@ from ftis_node.files import read_file
 HIDDEN: Final = "<secret>"
 MAX_SECRET_FILE_BYTES: Final = 4096
 MIN_SECRET_BYTES: Final = 32
-MAX_SECRET_BYTES: Final = 4096
 MIN_BYTES: Final = 8  # shorter values are not secrets, and would match ordinary text
 VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "WANDB_API_KEY")
 TOKENS: Final = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<=Bearer )[\w.~+/-]{16,}=*|(?<=://)[^\s/@'\"]+:[^\s/@'\"]+(?=@)")
@@ -79,9 +78,9 @@ def read_secret(path: Path, *, name: str) -> bytes:
     """
     content = read_private(path, name=name)
     secret = _unhexed(content)
-    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+    if len(secret) < MIN_SECRET_BYTES:
         raise ConfigError(
-            f"{name} {path} holds {len(secret)} bytes; {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} are needed:"
+            f"{name} {path} holds {len(secret)} bytes; {MIN_SECRET_BYTES} to {MAX_SECRET_FILE_BYTES} are needed:"
             " openssl rand -hex 32"
         )
     keep_secret(content.strip())

@@ -16,7 +16,7 @@ MAX_MARKS = 64  # characters in one cell, most of them of no width
 MAX_VALUE = 200  # characters of one value in an error message
 MAX_LINE = 2000
 LONG_VALUE = re.compile(r"""(?<!\w)'[^']{201,}'|(?<!\w)"[^"]{201,}"|\S{201,}""")
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 

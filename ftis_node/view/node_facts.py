@@ -234,7 +234,9 @@ def _memory(machine: MachineUsage) -> Line:
         return f"{used_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB"
 
     gpus = [
-        f"{part(gpu.used_bytes, gpu.total_bytes)}, {gpu.busy:.0%} busy{f', {gpu.watts:.0f} W' if gpu.watts else ''}"
+        part(gpu.used_bytes, gpu.total_bytes)
+        + ("" if gpu.busy is None else f", {gpu.busy:.0%} busy")
+        + (f", {gpu.watts:.0f} W" if gpu.watts else "")
         for gpu in machine.gpus
     ]
     node = size(machine.resident_bytes) if machine.num_processes else "-"

@@ -11,11 +11,11 @@ from ftis_node.telemetry.status import Status
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """Usage of one GPU. `busy` is a fraction, 0 to 1. `watts` is None where the driver does not measure it."""
+    """Usage of one GPU. `busy` is a fraction, 0 to 1. It and `watts` are None if the driver does not measure them."""
 
     used_bytes: int
     total_bytes: int
-    busy: float
+    busy: float | None = None
     watts: float | None = None
 
 

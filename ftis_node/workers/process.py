@@ -43,6 +43,8 @@ class WorkerSpec:
 
     `complete` adds to it what only another worker has, and waits for that worker: `Timing.start_grace_s` includes it.
     `environment` is added to the daemon's environment. The first process is forked by `preload` if that is possible.
+    `on_event` gets each event of no call, or of a call without a callback. During a stop, `on_slow_stop` is called
+    repeatedly while the worker still computes.
     """
 
     name: str
@@ -51,6 +53,9 @@ class WorkerSpec:
     sockets_dir: Path
     log_path: Path
     event_types: tuple[type[Message], ...] = ()
+    timing: Timing = field(default_factory=Timing)
+    on_event: OnEvent | None = None
+    on_slow_stop: OnSlowStop | None = None
     environment: dict[str, str] = field(default_factory=dict)
     preload: Preload | None = None
     complete: Callable[[Any], Awaitable[Message]] | None = None
@@ -70,25 +75,14 @@ class _PendingCall:
 class WorkerProcess:
     """One worker process, a context manager that ends the process on exit.
 
-    `async with WorkerProcess(spec, ...) as life: await life.until_ready()`
+    `async with WorkerProcess(spec, number=0) as life: await life.until_ready()`
     """
 
-    def __init__(
-        self,
-        spec: WorkerSpec,
-        *,
-        timing: Timing,
-        number: int,
-        on_event: OnEvent | None = None,
-        on_slow_stop: OnSlowStop | None = None,
-    ) -> None:
-        """During a stop, `on_slow_stop` is called repeatedly while the worker still computes."""
-        self._on_slow_stop = on_slow_stop
+    def __init__(self, spec: WorkerSpec, *, number: int) -> None:
         self._spec = spec
-        self._timing = timing
-        self._on_event = on_event
+        self._timing = spec.timing
         self._endpoint = wire.endpoint_in(spec.sockets_dir, name=f"{spec.name}-{number}")
-        self._liveness = timing.liveness()
+        self._liveness = spec.timing.liveness()
         self._event_types = wire.union_of(spec.event_types) if spec.event_types else None
         self._calls: dict[int, _PendingCall] = {}
         self._call_ids = itertools.count(1)
@@ -249,7 +243,7 @@ class WorkerProcess:
         pending = self._calls.get(call_id)
         if pending is None and call_id != 0:  # 0: an event of the worker itself, of no call
             return
-        on_event = self._on_event if pending is None or pending.on_event is None else pending.on_event
+        on_event = self._spec.on_event if pending is None or pending.on_event is None else pending.on_event
         if on_event is not None and self._event_types is not None:
             on_event(wire.unpack_body(body, self._event_types))
 
@@ -319,8 +313,8 @@ class WorkerProcess:
             liveness.tick()
             if liveness.num_stalled_ticks * tick_s >= grace_s:
                 return False
-            if self._on_slow_stop is not None and liveness.is_busy:
-                self._on_slow_stop()
+            if self._spec.on_slow_stop is not None and liveness.is_busy:
+                self._spec.on_slow_stop()
         return False
 
     async def _exits_within(self, timeout_s: float) -> bool:

@@ -40,8 +40,8 @@ from ftis_node.errors import (
     says_out_of_memory,
 )
 from ftis_node.telemetry.faults import watched_task
-from ftis_node.workers.liveness import RestartCounter, RestartPolicy, Timing
-from ftis_node.workers.process import OnEvent, OnSlowStop, WorkerProcess, WorkerSpec
+from ftis_node.workers.liveness import RestartCounter, RestartPolicy
+from ftis_node.workers.process import OnEvent, WorkerProcess, WorkerSpec
 from ftis_node.workers.wire import Body, Message
 
 logger = logging.getLogger(__name__)
@@ -75,22 +75,16 @@ class Supervisor:
         self,
         spec: WorkerSpec,
         *,
-        timing: Timing | None = None,
         restart_policy: RestartPolicy | None = None,
         on_started: OnStarted | None = None,
-        on_event: OnEvent | None = None,
         before_restart: Preparation | None = None,
         before_stop: Preparation | None = None,
         free_memory: Preparation | None = None,
-        on_slow_stop: OnSlowStop | None = None,
     ) -> None:
         """Store the specification and callbacks. `free_memory` may raise FtisError."""
-        self._on_slow_stop = on_slow_stop
         self._spec = spec
-        self._timing = timing or Timing()
         self._restart_policy = restart_policy or RestartPolicy()
         self._on_started = on_started
-        self._on_event = on_event
         self._before_restart = before_restart
         self._before_stop = before_stop
         self._free_memory = free_memory
@@ -261,9 +255,7 @@ class Supervisor:
         ready_at = None
         try:
             number, self._num_lives = self._num_lives, self._num_lives + 1
-            async with WorkerProcess(
-                self._spec, timing=self._timing, number=number, on_event=self._on_event, on_slow_stop=self._on_slow_stop
-            ) as life:
+            async with WorkerProcess(self._spec, number=number) as life:
                 self._life = life
                 if not self._may_run.is_set():  # `pause` came while the process was spawned
                     life.end("is paused")
@@ -286,7 +278,7 @@ class Supervisor:
         return 0.0 if ready_at is None else time.monotonic() - ready_at
 
     async def _bring_up(self, life: WorkerProcess, on_started: OnStarted) -> None:
-        limit_s = self._timing.start_grace_s
+        limit_s = self._spec.timing.start_grace_s
         try:
             async with asyncio.timeout(limit_s):
                 await on_started(life)

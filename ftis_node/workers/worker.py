@@ -33,7 +33,6 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ftis_node.errors import FtisError
 from ftis_node.telemetry.faults import unhandled_errors, watched_task
 from ftis_node.telemetry.log import drop_what_cannot_be_written, set_up_logging
 from ftis_node.workers import wire
@@ -46,7 +45,6 @@ Handler: TypeAlias = Callable[[Any, "Emitter"], Awaitable[wire.Message]]
 Handlers: TypeAlias = Mapping[type[wire.Message], Handler]
 Build: TypeAlias = Callable[[Boot, "Emitter"], AbstractAsyncContextManager[Handlers]]
 
-BUILD_FAILED_EXIT_CODE = 1
 FAULT_EXIT_CODE = 1
 OUTBOX_CAPACITY = 4096  # messages; if so many are unread, the daemon has stopped or lost the connection
 STOP_AFTER_FAILURE_S = 10.0
@@ -63,10 +61,6 @@ class Emitter:
     def __call__(self, event: wire.Message) -> None:
         self._activity.progress()
         self._channel.post(wire.Event(call_id=self._call_id), event)
-
-    def fail(self, error: FtisError) -> None:
-        """Report the cause of this worker's imminent end. Every call of the daemon raises it."""
-        self._channel.post(wire.failure_of(error, call_id=0))
 
     def progress(self) -> None:
         """Increase the progress counter, which distinguishes a long computation from a hang."""
@@ -213,7 +207,7 @@ async def _build_and_serve(
             logger.exception("the worker could not be built")
             channel.post(wire.failure_of(error, call_id=0))
             await _wait_for_stop(channel)
-            return BUILD_FAILED_EXIT_CODE
+            return FAULT_EXIT_CODE
         channel.post(wire.Ready())
         await Server(channel, activity, handlers).run()
     return 0

@@ -55,13 +55,15 @@ def trained_home(root: Path, *, lora: bool, run: str = RUN, quantize: Quantize =
 
 def test_the_adapter_of_a_4_bit_base_is_merged_into_the_whole_base(tmp_path):
     trained_home(tmp_path, lora=True, quantize="4bit")
+    Home(tmp_path / "home").status.write_text('{"node": 5}')  # damaged: the card is without figures
     out = tmp_path / "out"
     assert run(["export", "--out", str(out), "--home", str(tmp_path / "home"), "--merge"]) == 0
     base, merged = (load_file(folder / "model.safetensors") for folder in (tmp_path / "tiny", out))
     added = [merged[name] - value for name, value in base.items() if name.endswith("_proj.weight")]
     assert all(0 < torch.linalg.matrix_rank(each, atol=1e-5) <= 4 for each in added), "the adapter, and no rounding"
     assert torch.equal(merged["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
-    assert "--lora --quantize 4bit --seed" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "--lora --quantize 4bit --seed" in card and "| pass@1, greedy | not evaluated |" in card
 
 
 @pytest.mark.parametrize(

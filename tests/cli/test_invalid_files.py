@@ -13,7 +13,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.home_files import mark
 from ftis_node.config.manifest import load_manifest, parse_canonical
 from ftis_node.errors import ConfigError, FileError, ModelError
-from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_json, read_text, replace_file
+from ftis_node.files import check_database, open_to_write, parse_toml, read_file, read_object, read_text, replace_file
 from ftis_node.learner.checkpoint.checkpoint import read_checkpoint
 from ftis_node.models import resolve_model
 from ftis_node.models.model_files import read_header
@@ -82,6 +82,16 @@ def test_deep_nesting_in_settings_and_status_is_an_error(capsys, home):
     of_home = ("--home", str(home.root))
     assert str(home.settings) in error_of(capsys, "export", *of_home, "--out", str(home.root / "out"))
     assert str(home.status) in error_of(capsys, "status", *of_home)
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["status", "--json"], ["replay", "export", "--text", "--out", "rows.jsonl"]]
+)
+def test_a_status_with_values_of_other_types_is_an_error(capsys, home, command):
+    open_writer(home.replay).close()
+    home.status.write_text('{"node": 5}')
+    line = error_of(capsys, *command, "--home", str(home.root))
+    assert f"the status of the node in {home.root} cannot be read" in line and "start it again" in line
 
 
 @pytest.mark.parametrize(
@@ -162,7 +172,7 @@ def test_the_reader_of_small_files_refuses_invalid_content(tmp_path):
     for content in (DEEP_JSON, b"[" * 100 + b"]" * 100, b"", b"\xff\xfe", b"nonsense"):
         file.write_bytes(content)
         with pytest.raises(FileError, match="file"):
-            read_json(file)
+            read_object(file)
     with pytest.raises(FileError, match="toml"):
         parse_toml(DEEP_TOML.decode(), source="a toml")
     with pytest.raises(FileNotFoundError):

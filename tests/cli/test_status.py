@@ -16,6 +16,7 @@ from ftis_node.cli.commands import status as status_command
 from ftis_node.cli.commands import swarm as swarm_command
 from ftis_node.cli.status_screen import log_line, screen
 from ftis_node.config.home import Home
+from ftis_node.dashboard import watcher
 from ftis_node.errors import FtisError
 from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView
 from ftis_node.telemetry.events import EventLog
@@ -81,6 +82,20 @@ def test_every_fact_is_printed_also_beyond_a_screen() -> None:
     labels = [line.split("  ")[0] for line in lines if not line.startswith(" ")]
     assert len(lines) > 24 and labels[-1] == "memory" and {"used", "buffer", "weights"} < set(labels)
     assert "187 W" in " ".join(lines[-2:])
+
+
+def test_a_part_of_a_gpu_shows_its_memory_without_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVMLError(Exception): ...
+
+    class NVMLError_NotSupported(NVMLError): ...
+
+    nvml = Mock(NVMLError=NVMLError, NVMLError_NotSupported=NVMLError_NotSupported)
+    nvml.nvmlDeviceGetCount.return_value = 1
+    nvml.nvmlDeviceGetMemoryInfo.return_value = Mock(used=10**9, total=10**10)
+    nvml.nvmlDeviceGetUtilizationRates.side_effect = nvml.nvmlDeviceGetPowerUsage.side_effect = NVMLError_NotSupported
+    monkeypatch.setattr(watcher, "opened_nvml", lambda: nvml)
+    lines = screen(LONG, now=NOW, machine=watcher.read_machine(None))
+    assert lines[-1].endswith("GPU 1.0 of 10.0 GB")
 
 
 def test_the_first_lines_report_the_health_and_what_to_do() -> None:

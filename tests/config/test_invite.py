@@ -79,6 +79,7 @@ def test_every_single_wrong_character_and_every_cut_is_noticed():
     ("text", "message"),
     [
         ("hello", "no invitation: one begins with ftis1-"), (PREFIX + "A" * MAX_CHARS, "no invitation"),
+        ("ftis-node join --model M", "no invitation"), ("ftis-node join ftis2-AA", "another version"),
         ("ftis2-AAAA", "another version"), (PREFIX, "damaged"), (PREFIX + "é" * 20, "damaged"),
         (changed(expires_at=NOW - 1), "has expired: ask for a new one"), (changed(addresses=[]), "cannot be used"),
         (changed(addresses=[ADDRESS] * 5), "cannot be used"),

@@ -14,7 +14,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings, load_node_settings
 from ftis_node.config.section import Section
-from ftis_node.errors import ConfigError, HomeInUseError
+from ftis_node.errors import ConfigError, UsageError
 from tests.conftest import raises_line
 
 
@@ -60,7 +60,7 @@ def test_an_invalid_file_is_refused_in_one_line(tmp_path, text, complaint):
 
 def test_a_second_owner_of_a_home_is_refused(tmp_path):
     home = Home(tmp_path / "home")
-    with home.owned(), pytest.raises(HomeInUseError, match=str(os.getpid())), Home(tmp_path / "home").owned():
+    with home.owned(), pytest.raises(UsageError, match=str(os.getpid())), Home(tmp_path / "home").owned():
         pass
     with home.owned():
         assert home.checkpoints.is_dir()

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from ftis_node.cli.app import app
-from ftis_node.documentation import as_links
+from tests.documented.pages import as_links
 
 HEADER = """# Commands
 

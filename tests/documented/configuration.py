@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from ftis_node.config.manifest import PRESETS, RunManifest, load_manifest
 from ftis_node.config.node import NodeSettings
-from ftis_node.documentation import as_links
+from tests.documented.pages import as_links
 
 HEADER = """# Configuration
 

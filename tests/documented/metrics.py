@@ -3,9 +3,8 @@
 python -m tests.documented.metrics      write it into the page
 """
 
-from ftis_node.documentation import as_links
 from ftis_node.telemetry.metrics import Metric, all_metrics
-from tests.documented.pages import ROOT, write_table
+from tests.documented.pages import ROOT, as_links, write_table
 
 PAGE = ROOT / "docs/reference/metrics.md"
 HEAD = """| metric | kind | labels | meaning | what is normal | what to do when it is not |

@@ -25,6 +25,7 @@ PROGRAMS = frozenset(
     systemctl tensorboard tmux unshare useradd wget""".split()
 )
 ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=")
+NAMED = re.compile(r"`?ftis-node docs ([a-z-]+/[a-z-]+)(#[\w-]+)?`?")
 INLINE = re.compile(r"(?<!`)`(ftis-node [^`]+)`(?!`)")
 SHELL = {"sh", "bash", "shell", "console"}
 
@@ -88,6 +89,11 @@ def _simple_commands(page: str, line: str, *, is_inline: bool = False) -> Iterat
             words = []
         else:
             words.append(word)
+
+
+def as_links(text: str) -> str:
+    """Return Markdown of a page in `docs/reference/`, in which pages that are named by their command are links."""
+    return NAMED.sub(lambda found: f"[{found[1]}](../{found[1]}.md{found[2] or ''})", text)
 
 
 def write_table(path: Path, head: str, table: str) -> None:

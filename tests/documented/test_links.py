@@ -8,11 +8,11 @@ from pathlib import Path
 import yaml
 
 from ftis_node import errors
-from ftis_node.documentation import NAMED, as_links, find_pages, sections
+from ftis_node.documentation import find_pages, sections
 from tests.documented import cli_reference
 from tests.documented.configuration import render_reference as configuration
 from tests.documented.metrics import metrics_table
-from tests.documented.pages import PAGES, ROOT
+from tests.documented.pages import NAMED, PAGES, ROOT, as_links
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 SOURCE_PATH = re.compile(r"`((?:ftis_node|tests|bench|proto|deploy|examples)/[\w./-]*)`")

@@ -146,7 +146,7 @@ def test_a_mixture_that_does_not_fit_is_refused(models, monkeypatch, capsys):
     caches = [64 * 100 * 2 * 2 * 2 * width // 4 for width in (64, 96)]
     assert bytes_together(sources, max_tokens=100, bytes_per_number=4) == 4 * (sum(numbers) + sum(caches))
     check_models_fit(sources, max_tokens=48)
-    monkeypatch.setattr(ensemble, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(ensemble, "free_host_bytes", lambda: 1000)
     with pytest.raises(MachineError, match=r"2 models together need about .* the mode vote or confidence"):
         check_models_fit(sources, max_tokens=48)
     arguments = ["ensemble", "--models", ",".join(models), "--task", "arithmetic", *FLAGS]

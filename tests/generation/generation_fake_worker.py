@@ -34,7 +34,6 @@ from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.messages import GenerationBoot
 from ftis_node.generation.worker import Service, report_break, report_tokens
 from ftis_node.records.group import Completion, FinishReason
-from ftis_node.workers.liveness import Timing
 from ftis_node.workers.process import OnEvent, WorkerSpec
 from ftis_node.workers.weight_store import SharedWeights
 from ftis_node.workers.wire import Body, Message, Ready, error_of, failure_of, pack, unpack_body
@@ -164,16 +163,17 @@ async def build(boot: GenerationBoot, emit: Emitter) -> AsyncIterator[Handlers]:
 class InProcessLife:
     """A stand-in for `WorkerProcess` whose handlers run in this process. Messages are encoded, as between processes."""
 
-    def __init__(self, spec: WorkerSpec, *, timing: Timing, number: int, on_event: OnEvent, **_: object) -> None:
+    def __init__(self, spec: WorkerSpec, *, number: int) -> None:
         self.pid = next(PIDS)
         self.num_reports = 0  # of progress
-        self._boot, self._on_event = spec.boot, on_event
+        self._spec = spec
         self._death: asyncio.Future[FtisError] = asyncio.get_running_loop().create_future()
         self._resources = AsyncExitStack()
         self._handlers: Handlers = {}
 
     def __call__(self, event: Message) -> None:
-        self._on_event(event)
+        assert self._spec.on_event is not None
+        self._spec.on_event(event)
 
     def progress(self) -> None:
         self.num_reports += 1
@@ -183,8 +183,8 @@ class InProcessLife:
         return not self._death.done()
 
     async def __aenter__(self) -> InProcessLife:
-        assert isinstance(self._boot, GenerationBoot)
-        self._handlers = await self._resources.enter_async_context(build(self._boot, self))  # type: ignore[arg-type]
+        assert isinstance(self._spec.boot, GenerationBoot)
+        self._handlers = await self._resources.enter_async_context(build(self._spec.boot, self))  # type: ignore[arg-type]
         return self
 
     async def __aexit__(self, *_: object) -> None:

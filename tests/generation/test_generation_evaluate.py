@@ -14,7 +14,7 @@ from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.generation import evaluate as evaluation
 from ftis_node.generation.engines.base import GenerateRequest, GenerationResult
 from ftis_node.generation.engines.torch_engine import TorchEngine
-from ftis_node.generation.evaluate import GREEDY, answer_problems, estimate_pass_at_k, evaluate
+from ftis_node.generation.evaluate import GREEDY, answer_problems, estimate_pass_at_k, summarize
 from ftis_node.models.tokenizer import RenderedPrompt
 from ftis_node.records.group import Completion, CompletionStatus, FinishReason, PromptRef
 from ftis_node.records.token_batch import TokenBatch
@@ -106,7 +106,7 @@ class Scripted:
 
 async def grade(generator: Scripted, **options: object) -> object:
     given = {"limit": 10, "scorer": LastTokenScorer(), "completion_limit": lambda length: 20 - length, **options}
-    return await evaluate(generator, TenProblems(), Digits(), **given)
+    return summarize(await answer_problems(generator, TenProblems(), Digits(), **given), k=given.get("k", 1))
 
 
 async def test_greedy_pass_at_1_over_the_first_problems():

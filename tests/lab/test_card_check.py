@@ -7,6 +7,7 @@ import pytest
 
 from ftis_node.errors import MachineError
 from ftis_node.lab.card import check, usage
+from ftis_node.telemetry.terminal_text import MIB
 
 
 def test_without_a_gpu_one_line_says_so(tmp_path, monkeypatch):
@@ -16,7 +17,8 @@ def test_without_a_gpu_one_line_says_so(tmp_path, monkeypatch):
     assert not (tmp_path / "found.json").exists()
 
 
-def test_the_figures_of_both_workers_are_in_the_file_and_the_table(tmp_path):
+def test_the_figures_of_both_workers_are_in_the_file_and_the_table(tmp_path, monkeypatch):
+    monkeypatch.setenv("FTIS_ROLE", "generator")  # of the node that this container runs
     file, seen = tmp_path / "found.json", []
 
     def note(fraction, what):
@@ -50,6 +52,6 @@ def test_the_first_visible_gpu_is_read_and_a_missing_load_is_none(tmp_path, monk
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     use = usage.read_gpu()
-    assert use == (mib * usage.MIB, None)
+    assert use == (mib * MIB, None)
     assert usage.mean_busy([use]) is None
     assert usage.mean_busy([use, usage.DeviceUse(0, 0.5)]) == 0.5

@@ -83,8 +83,8 @@ def test_the_choice_names_the_training_and_the_reason():
     full = plan(QWEN["3B"], machine(22), settings(lora=False), RUN)
     usable = 22 * USABLE_SHARE
     assert choice.training == (
-        f"a LoRA adapter of rank 128: full training of 3.09 B needs {full.peak_bytes / GIB:.1f} GiB, "
-        + f"{usable:.1f} GiB are usable; "
+        f"a LoRA adapter of rank 128: full training of 3.09 B needs {full.peak_bytes / GIB:.2f} GiB, "
+        + f"{usable:.2f} GiB are usable; "
         + "activations are kept in 1 of 36 layers (in all they need "
         + f"{choice.options[3].made.keeping_bytes / GIB:.2f} GiB)"
     )

@@ -26,8 +26,9 @@ from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.lora import add_adapter
 from ftis_node.learner.step.optimizer import make_masters, make_optimizer, moments_of
 from ftis_node.memory.generator import cache_bytes_per_token, generator_memory
-from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, MIB, Workload, layer_bytes_per_token, learner_memory
+from ftis_node.memory.learner_memory import HOST_PROCESS_BYTES, Workload, layer_bytes_per_token, learner_memory
 from ftis_node.models import shape_of
+from ftis_node.telemetry.terminal_text import MIB
 from tests.learner.learner_rig import make_boot
 from tests.models import tiny_models
 from tests.models.test_model_shape import QWEN_05B

@@ -9,8 +9,9 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.lab.tiny_tokenizer import make_tokenizer
+from ftis_node.memory import machine as machine_module
 from ftis_node.memory import placement
-from ftis_node.memory.machine import USABLE_SHARE, is_wsl, transfer_of
+from ftis_node.memory.machine import USABLE_SHARE, transfer_of
 from ftis_node.memory.placement import WorkerPlacement, arrange, place_workers_on
 from ftis_node.models import ModelSource, PromptTokenizer
 from ftis_node.node.startup import worker_boots as makers
@@ -145,16 +146,10 @@ def test_the_learner_boot_contains_the_plans_recomputation_and_chunk(tmp_path, m
     ).recompute_activations, "without a plan activations are recomputed"
 
 
-def test_wsl_is_recognized_by_the_kernel_release(tmp_path):
-    kernel = tmp_path / "osrelease"
-    assert not is_wsl(kernel)
-    kernel.write_text("6.8.0-45-generic\n")
-    assert not is_wsl(kernel)
-    settings = NodeSettings(model="m")
-    assert transfer_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "ipc"
-    kernel.write_text("5.15.153.1-microsoft-standard-WSL2\n")
-    assert is_wsl(kernel)
-    assert transfer_of(settings, on_gpu=True, shares_gpu=True, serves_adapters=False, kernel=kernel) == "pinned"
+def test_on_wsl_an_engine_does_not_map_the_learners_weights(monkeypatch):
+    for is_wsl, transfer in ((False, "ipc"), (True, "pinned")):
+        monkeypatch.setattr(machine_module, "IS_WSL", is_wsl)
+        assert transfer_of(NodeSettings(model="m"), on_gpu=True, shares_gpu=True, serves_adapters=False) == transfer
 
 
 def test_a_node_that_maps_weights_keeps_fewer_versions_on_disk():

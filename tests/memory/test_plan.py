@@ -287,7 +287,7 @@ def test_a_base_on_one_gpu_counts_once_only_if_nothing_fits_with_two_and_the_lea
     others += [{"generation": {"max_batch": 32, **engine}} for engine in engines]
     assert not any(planned(THREE_B, 12, **small | other).fits for other in others)
     assert not planned(replace(THREE_B, experts=Experts(number=8, per_token=2, size=64)), 12, **small).fits
-    monkeypatch.setattr(module, "is_wsl", lambda: True)
+    monkeypatch.setattr(module, "IS_WSL", True)
     assert not planned(THREE_B, 12, **small).fits
 
 

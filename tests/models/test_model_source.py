@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_models import save_tiny
 
-from ftis_node.errors import ModelError, ModelFetchError, UntrainableModelError
+from ftis_node.errors import ModelError, NetworkError, UntrainableModelError
 from ftis_node.models import hub, resolve_model
 
 
@@ -147,7 +147,7 @@ def test_a_missing_network_is_an_error_of_one_line_within_seconds(tmp_path, dela
     environment = {"PATH": "/usr/bin:/bin", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
     limits = {"timeout": 55, "check": False}  # less than the 60 s of one look-up
     done = subprocess.run(command, capture_output=True, text=True, env=environment, **limits)
-    assert done.returncode == ModelFetchError.exit_code == 4
+    assert done.returncode == NetworkError.exit_code == 4
     line = f"cannot fetch Qwen/Qwen2.5-3B from the hub ({reason}): give a local folder with --model DIR\n"
     assert (done.stderr, done.stdout) == (line, "")
 

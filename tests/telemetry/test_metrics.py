@@ -32,7 +32,8 @@ STATUS = Status(
 def _numbers() -> set[str]:
     """Return the paths of the numbers and tables of counts in a status."""
     paths = set()
-    for section, kind in get_type_hints(Status).items():
+    for section, hint in get_type_hints(Status).items():
+        (kind,) = get_args(hint) or (hint,)
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             for name, field in get_type_hints(kind).items():
                 kinds = {field, *get_args(field)}

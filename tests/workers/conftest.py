@@ -14,7 +14,7 @@ async def make_supervisor(tmp_path):
     """`make_supervisor(fault="", timing=QUICK, **options)` makes one that is not started yet."""
     made: list[Supervisor] = []
 
-    def make(*, fault="", num_faults=1000, timing=QUICK, preload=None, **options):
+    def make(*, fault="", num_faults=1000, timing=QUICK, on_event=None, on_slow_stop=None, preload=None, **options):
         spec = WorkerSpec(
             name="echo",
             module="echo_worker",
@@ -22,11 +22,14 @@ async def make_supervisor(tmp_path):
             sockets_dir=tmp_path / "s",
             log_path=tmp_path / "logs" / "echo.log",
             event_types=(Tick,),
+            timing=timing,
+            on_event=on_event,
+            on_slow_stop=on_slow_stop,
             environment={"PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"},
             preload=preload,
         )
         options.setdefault("restart_policy", PATIENT)
-        made.append(Supervisor(spec, timing=timing, **options))
+        made.append(Supervisor(spec, **options))
         return made[-1]
 
     yield make

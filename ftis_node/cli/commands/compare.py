@@ -192,12 +192,12 @@ def _run(trials: list[Trial], models: dict[str, dict[str, Any]], out: Path, *, j
 
     out.mkdir(parents=True, exist_ok=True)
     folder = out / "models"
-    used = {member.model for trial in trials for member in trial.members}
+    used = dict.fromkeys(member.model for trial in trials for member in trial.members)
     with show_fraction(f"{len(trials)} trials") as show:
         used_models = {name: how for name, how in models.items() if str(folder / name) in used}
         make_models(used_models, folder, jobs=jobs, watch=show)
         show(None, "starting")
-        for model in dict.fromkeys(member.model for trial in trials for member in trial.members):
+        for model in used:
             resolve_model(model, on_progress=show)  # before the first of many trials, and once
         return run_trials(trials, out, jobs=jobs, watch=show)
 

@@ -10,11 +10,11 @@ import typer
 from ftis_node.cli.commands.evaluate import problem_lines
 from ftis_node.cli.options import Engine
 from ftis_node.cli.progress import show_fraction
+from ftis_node.config.home import Home
 from ftis_node.errors import FtisError
 from ftis_node.telemetry.terminal_text import columns
 
 if TYPE_CHECKING:
-    from ftis_node.config.home import Home
     from ftis_node.lab.demo import DemoResult
     from ftis_node.report.facts import Compared
 
@@ -37,7 +37,6 @@ def demo(
     Exit code 1, with the reason, if the two nodes did not learn as expected.
     """
     from ftis_node.cli.commands.report import write_report
-    from ftis_node.config.home import Home
     from ftis_node.lab.demo import llm_plan, run_demo, tiny_plan
 
     out.mkdir(parents=True, exist_ok=True)

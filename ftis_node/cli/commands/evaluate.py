@@ -80,7 +80,7 @@ def evaluate(
     document = {"task": task, **results["after"]}
     if "before" in results:
         document["compared"] = results["before"]
-        document["difference"] = asdict(difference(answers["before"], answers["after"]))
+        document["difference"] = difference(answers["before"], answers["after"])
     if show:
         document["problems"] = shown_problems(answers, limit=show)
     print_document(document, lambda: _lines(document), as_json=as_json)

@@ -13,7 +13,7 @@ import typer
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
 from ftis_node.errors import UsageError
 from ftis_node.telemetry.health_summary import duration
-from ftis_node.telemetry.terminal_text import columns, printable
+from ftis_node.telemetry.terminal_text import MIB, columns, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +28,6 @@ app = typer.Typer(
 
 LIST_HEADER = ("GROUP", "AGE", "OF", "PROBLEM", "STATE", "STEP", "REWARD", "TOKENS")
 ExportFormat = Literal["jsonl", "parquet", "envelope"]
-MIB = 1 << 20
 WIDTH = 80  # of a group
 MAX_LISTED = 1_000_000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,8 +29,6 @@ def tasks(
         tried = _tried(spec, split)
         print_document(tried, lambda: _problem_lines(tried), as_json=as_json)
         return
-    from dataclasses import asdict
-
     from ftis_node.plugins import KINDS, find_plugins
     from ftis_node.tasks.registry import BUILT_IN
 

@@ -34,14 +34,14 @@ def invite(
     addresses: [..], run, has_secret}.
     """
     from ftis_node.config.invite import invite_to
-    from ftis_node.config.manifest import read_own_manifest
+    from ftis_node.config.manifest import load_manifest
 
     where = home_at(home)
     if where.running_url() is None:
         raise ConfigError(f"no node runs in {where.root}: start it, so that the invitation has its addresses")
     if not where.run_toml.exists():
         raise ConfigError(f"the node in {where.root} holds no run, as a bootstrap node: invite from a node of the run")
-    manifest, expires_at = read_own_manifest(where.run_toml), int(time.time() + parse_length_s(length))
+    manifest, expires_at = load_manifest(str(where.run_toml)), int(time.time() + parse_length_s(length))
     addresses, secret = _addresses(where), _secret(where)
     text = invite_to(manifest, addresses=addresses, secret=secret, expires_at=expires_at).text()
     if as_json:

@@ -112,8 +112,7 @@ class PeerScreen(GroupsScreen):
     def compose(self) -> ComposeResult:
         with Scroller():
             yield TextLines(id="peer", wraps=True)
-        yield RowsTable(GROUP_COLUMNS, id="groups")
-        yield Keys()
+        yield from super().compose()
 
     def on_mount(self) -> None:
         """Show the last snapshot. Textual calls the handler of the base class, too, which requests the groups."""

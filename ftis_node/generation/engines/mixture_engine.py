@@ -128,7 +128,6 @@ class MixtureEngine(TorchEngine):
         super().__init__(models[0], settings)
         for model in models[1:]:
             use_grouped_attention(model)
-        self._models = tuple(models)
         self._mixture = MixtureDecoder(models, vocab_size=settings.vocab_size, mode=mode)
         self._decoder = self._mixture
 

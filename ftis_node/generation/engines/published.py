@@ -20,7 +20,7 @@ from torch import Tensor
 from ftis_node.errors import ModelError
 from ftis_node.models import ModelSource
 from ftis_node.models.adapter_folder import ADAPTER_FILE, AdapterSettings, check_fits, read_adapter
-from ftis_node.models.loading import outlined_causal_lm, tied_names
+from ftis_node.models.loading import outlined_causal_lm, own_tensors, tied_names
 from ftis_node.models.model_files import check_tensors, read_header
 from ftis_node.models.quantized import quantized_shapes
 from ftis_node.telemetry.log import quiet_library_logging
@@ -55,10 +55,8 @@ def load_shared_in_place(model: Any, shared: SharedWeights, opened: OpenedWeight
 
 
 def _own(model: Any) -> tuple[dict[str, Tensor], set[str]]:
-    """Return the model's tensors by the hub's names, as views, and the omitted names of tied ones."""
-    tied = set(tied_names(model))
-    own = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
-    return hub_tensors(model, own), tied
+    """Return the model's tensors, without an adapter's, by the hub's names as views, and the names of tied ones."""
+    return hub_tensors(model, own_tensors(model)), set(tied_names(model))
 
 
 def model_shapes(model: Any) -> dict[str, tuple[int, ...]]:
@@ -158,8 +156,7 @@ class ServedAdapter:
 
     def base_tensors(self) -> dict[str, Tensor]:
         """Return the base's tensors by the hub's names, as views."""
-        own = {name.replace(".base_layer.", "."): tensor for name, tensor in _own(self._model)[0].items()}
-        return {name: tensor for name, tensor in own.items() if ".lora_" not in name}
+        return _own(self._model)[0]
 
     def remove(self) -> None:
         """Take the adapter away, so that the model is its base again."""

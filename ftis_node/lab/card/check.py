@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from ftis_node.config.home import Home
-from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError
 from ftis_node.lab.card.both_workers import measure_workers, short_run
+from ftis_node.lab.fixed_settings import FixedSettings
 from ftis_node.models import list_accelerators
 from ftis_node.plugins import installed_release
 from ftis_node.telemetry.log import OnProgress
@@ -78,7 +78,7 @@ def check_card(
         model, vocab_size = made["folder"], made["vocab_size"]
     manifest = short_run(COMPLETION_TOKENS if on_gpu else CPU_COMPLETION_TOKENS)
     how = {"model": model, "lora": lora or quantize != "none", "quantize": quantize}
-    settings = NodeSettings.model_validate({**how, "device": device, "gpus": 1 if on_gpu else 0})
+    settings = FixedSettings.model_validate({**how, "device": device, "gpus": 1 if on_gpu else 0})
     on_progress(None, "starting both workers")
     with TemporaryDirectory(prefix="ftis-doctor-") as folder:
         measuring = measure_workers(

@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import psutil
 
-from ftis_node.telemetry.nvml import VISIBLE_GPUS, gpu_handle, opened_nvml
-from ftis_node.telemetry.terminal_text import GIB
+from ftis_node.telemetry.nvml import VISIBLE_GPUS, busy_share, gpu_handle, opened_nvml
+from ftis_node.telemetry.terminal_text import GIB, MIB
 
 log = logging.getLogger(__name__)
 
-MIB = 1 << 20
 SAMPLE_EVERY_S = 1.0
 DRIVER_TIMEOUT_S = 8.0
 
@@ -36,10 +35,8 @@ def read_gpu() -> DeviceUse:
     if (nvml := opened_nvml()) is None:
         used, busy = ask_driver("memory.used,utilization.gpu").split(",")
         return DeviceUse(int(used) * MIB, None if "N/A" in busy else float(busy) / 100)
-    gpu, busy_share = gpu_handle(nvml, first_gpu()), None
-    with suppress(nvml.NVMLError_NotSupported):  # a part of a GPU (MIG)
-        busy_share = nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
-    return DeviceUse(nvml.nvmlDeviceGetMemoryInfo(gpu).used, busy_share)
+    gpu = gpu_handle(nvml, first_gpu())
+    return DeviceUse(nvml.nvmlDeviceGetMemoryInfo(gpu).used, busy_share(nvml, gpu))
 
 
 def mean_busy(uses: Sequence[DeviceUse]) -> float | None:

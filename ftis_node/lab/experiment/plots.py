@@ -61,14 +61,14 @@ def plot_methods(lines: Sequence[MethodResult], task: str, path: Path) -> None:
     plot_rows(panels, path, x=_accuracy(task))
 
 
-def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> bool:
-    """Plot the final accuracy along the only axis that varies. Return False if another number of axes varies.
+def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], task: str, path: Path) -> None:
+    """Plot the final accuracy along the only axis that varies; nothing if another number of axes varies.
 
     A dashed line shows `alone` if it does not depend on that axis.
     """
     varied = varied_axes(results)
     if len(varied) != 1:
-        return False
+        return
     axis = varied[0]
     panels = _by_model(lines)
     figure, axes = new_panels(len(panels))
@@ -85,7 +85,6 @@ def plot_sweep(lines: Sequence[MethodResult], results: Sequence[TrialResult], ta
         panel.set_xticks(range(len(places)), places)
         panel.set(title=title, xlabel=axis, ylabel=_accuracy(task, "at the end"))
     save_figure(figure, axes[: len(panels)], path, counts_on_x=False)
-    return True
 
 
 def plot_rows(panels: Mapping[str, Mapping[str, Mapping[str, Estimate]]], path: Path, *, x: str) -> None:
@@ -118,17 +117,12 @@ def _by_model(lines: Sequence[MethodResult]) -> dict[str, list[MethodResult]]:
 
 
 def new_panels(count: int) -> tuple[Any, list[Any]]:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     columns = min(2, count)
     rows = -(-count // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(PANEL_WIDTH * columns, PANEL_HEIGHT * rows), layout="constrained", squeeze=False
-    )
-    flat = list(axes.flat)
+    figure = Figure(figsize=(PANEL_WIDTH * columns, PANEL_HEIGHT * rows), layout="constrained")
+    flat = list(figure.subplots(rows, columns, squeeze=False).flat)
     for panel in flat:
         panel.set_prop_cycle(color=CURVES)
     for unused in flat[count:]:
@@ -148,7 +142,6 @@ def save_figure(figure: Any, axes: Sequence[Any], path: Path, *, counts_on_x: bo
 
     Panels with the same labels have one legend, below them, because then each label has one color.
     """
-    from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
     for panel in axes:
@@ -163,4 +156,3 @@ def save_figure(figure: Any, axes: Sequence[Any], path: Path, *, counts_on_x: bo
         for panel in axes:
             panel.legend(fontsize="small")
     figure.savefig(path, dpi=DPI)
-    plt.close(figure)

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
-
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings, SwarmSection
@@ -35,6 +33,7 @@ from ftis_node.lab.experiment.byzantine import ByzantineNode
 from ftis_node.lab.experiment.in_process import InProcessGeneration, InProcessLearner, InProcessNodeFactory
 from ftis_node.lab.experiment.rounds import Rate, RoundBarrier, RoundGate, RoundMember, RoundQuota, Rounds, Validator
 from ftis_node.lab.experiment.trial_result import FinalEvaluationResult, MemberResult, TrialResult, made_by, read_member
+from ftis_node.lab.fixed_settings import FixedSettings
 from ftis_node.node.context import NodeState
 from ftis_node.node.peers.own_record import OwnRecord
 from ftis_node.node.startup.run_plan import RunPlan
@@ -276,18 +275,8 @@ def _make_home(root: Path, seed: int, index: int) -> Home:
     return home
 
 
-class _SettingsOfTrial(NodeSettings):
-    """Settings without the environment, so that it does not change a result."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
-
-
 def _settings(trial: Trial, member: TrialMember) -> NodeSettings:
-    return _SettingsOfTrial(
+    return FixedSettings(
         model=member.model,
         name=member.name,
         engine="torch",

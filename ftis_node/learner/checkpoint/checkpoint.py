@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -56,6 +57,8 @@ WEIGHTS_FILE, OPTIMIZER_FILE = "weights.safetensors", "optimizer.safetensors"
 CHECKSUMS_FILE = "checksums.json"
 CHUNK_BYTES = 16 << 20
 FORMAT = 1
+
+Decoded = TypeVar("Decoded")
 
 
 class CheckpointOwner(msgspec.Struct, frozen=True):
@@ -113,12 +116,12 @@ def write_checksums(folder: Path, names: Iterable[str]) -> None:
     (folder / CHECKSUMS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(sums)))
 
 
-def read_checksums(folder: Path) -> dict[str, str]:
-    """Return the checksums by file name. Raises ModelError if they cannot be read."""
+def _decoded(path: Path, kind: type[Decoded]) -> Decoded:
+    """Return the JSON in a file as `kind`. Raises ModelError if it cannot be read."""
     try:
-        return msgspec.json.decode(read_file(folder / CHECKSUMS_FILE), type=dict[str, str])
+        return msgspec.json.decode(read_file(path), type=kind)
     except (OSError, FileError, msgspec.MsgspecError, RecursionError) as error:
-        raise ModelError(f"{CHECKSUMS_FILE} cannot be read: {error}") from error
+        raise ModelError(f"{path.name} cannot be read: {error}") from error
 
 
 def check_file(folder: Path, name: str, sums: Mapping[str, str]) -> None:
@@ -189,12 +192,9 @@ def gather(
 
 def read_checkpoint(path: Path, *, owner: CheckpointOwner) -> Checkpoint:
     """Return the checkpoint in `path`. Raises ModelError if it is damaged, ConfigError if it has another owner."""
-    sums = read_checksums(path)
+    sums = _decoded(path / CHECKSUMS_FILE, dict[str, str])
     check_file(path, STATE_FILE, sums)
-    try:
-        state = msgspec.json.decode(read_file(path / STATE_FILE), type=CheckpointState)
-    except (OSError, FileError, msgspec.MsgspecError, RecursionError) as error:
-        raise ModelError(f"{STATE_FILE} cannot be read: {error}") from error
+    state = _decoded(path / STATE_FILE, CheckpointState)
     _check_owner(path, state.owner, owner)
     for name in (WEIGHTS_FILE, OPTIMIZER_FILE):
         check_file(path, name, sums)

@@ -24,7 +24,8 @@ from ftis_node.learner.checkpoint.checkpoint_manager import FREE_SPACE
 from ftis_node.learner.distributed.ranks import ALONE, Ranks, RankTask
 from ftis_node.learner.distributed.sharded_tensors import TensorGatherer, is_sharded
 from ftis_node.learner.model.lora import adapter_alone, adapter_merger
-from ftis_node.learner.model.policy import Policy, own_tensors
+from ftis_node.learner.model.policy import Policy
+from ftis_node.models.loading import own_tensors
 from ftis_node.workers.hub_names import hub_parts, hub_tensors
 from ftis_node.workers.shared_tensors import Exporter
 from ftis_node.workers.tensor_file import LockedFiles, checksums_of
@@ -179,7 +180,7 @@ class WeightPublication:
         )
 
     def _share(self, version: int) -> PublishedWeights:
-        policy, tensors = self._policy, own_tensors(self._policy)
+        policy, tensors = self._policy, own_tensors(self._policy.causal_lm)
         if not self._is_shareable:
             raise SharingError("a merged adapter and weights on several GPUs cannot be shared in memory")
         if any(tensor.dtype != policy.compute_dtype for tensor in tensors.values()):
@@ -207,7 +208,7 @@ def gathering_of(policy: Policy, *, form: Form = "model") -> TensorGatherer:
         tensors, _ = _adapter_of(policy)
         return TensorGatherer(tensors, dtype=policy.compute_dtype)
     return TensorGatherer(
-        own_tensors(policy),
+        own_tensors(policy.causal_lm),
         dtype=policy.compute_dtype,
         change=adapter_merger(policy.causal_lm),
         split=partial(hub_parts, policy.causal_lm),

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MODULE = "ftis_node.learner.distributed.launch"
-LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 # Without these gloo and NCCL choose an interface by the host name, which may be unreachable.
-COMMUNICATION = {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "NCCL_SOCKET_IFNAME": LOOPBACK_INTERFACE}
+COMMUNICATION = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 LOST_RANK_EXIT_CODE = 1
 END_GRACE_S = 2.0
 

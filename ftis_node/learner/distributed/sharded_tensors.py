@@ -1,4 +1,4 @@
-"""Operations on tensors that are sharded over ranks: names, gathering, local shards, gradients.
+"""Operations on tensors that are sharded over ranks: gathering, local shards, gradients.
 
 `learner/model/policy_loading.py` shards the model itself.
 """
@@ -12,11 +12,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ftis_node.learner.distributed.ranks import Ranks
-
-
-def plain_name(name: str) -> str:
-    """Return a tensor's name in a model without adapter."""
-    return name.replace(".base_layer.", ".")
 
 
 def is_sharded(tensor: Tensor) -> bool:

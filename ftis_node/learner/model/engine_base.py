@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from ftis_node.errors import MachineError, ModelError, SharingError, WorkerTaskError
 from ftis_node.learner.messages import LearnerBoot
@@ -76,9 +75,7 @@ def load_on_engine(source: ModelSource, opened: OpenedWeights, *, dtype: Any, de
     if wrong := sorted(name for name, value in tensors.items() if value.dtype != kind):
         raise SharingError(f"the generator holds {wrong[0]} in {tensors[wrong[0]].dtype}, not {kind}")
     _check_values(source, tensors)
-    for name in shapes:
-        module, _, own_name = name.rpartition(".")
-        model.get_submodule(module)._parameters[own_name] = Parameter(tensors[name], requires_grad=False)
+    model.requires_grad_(False).load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     for module in model.modules():
         for name, buffer in module._buffers.items():

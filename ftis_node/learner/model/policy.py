@@ -19,14 +19,12 @@ from torch.nn import Parameter
 
 from ftis_node.errors import ModelError
 from ftis_node.learner.batch import MicroBatch, TrainBatch, make_micro_batches, make_packed_micro_batches
-from ftis_node.learner.distributed.sharded_tensors import plain_name
 from ftis_node.learner.messages import HEAD_CHUNK_TOKENS, LearnerBoot
 from ftis_node.learner.model.activations import recompute_activations, replace_gated_blocks
 from ftis_node.learner.model.engine_base import load_base
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.model.lora import add_adapter, fuse_adapters, initialize_adapter, read_start
 from ftis_node.models import ModelSource, PromptTokenizer, load_tokenizer, resolve_model
-from ftis_node.models.loading import tied_names
 from ftis_node.models.quantized import num_weights
 from ftis_node.workers.weight_store import probe_logprobs, probe_token_ids
 
@@ -127,16 +125,6 @@ def build_policy(boot: LearnerBoot, source: ModelSource, tokenizer: PromptTokeni
         temperature=boot.sampling.temperature,
         head_chunk_tokens=boot.head_chunk_tokens,
     )
-
-
-def own_tensors(policy: Policy) -> dict[str, Tensor]:
-    """Return the model's tensors under the names of a model without adapter, unmerged; tied weights appear once."""
-    left_out = tied_names(policy.causal_lm)
-    return {
-        plain_name(name): value
-        for name, value in policy.causal_lm.state_dict().items()
-        if ".lora_" not in name and name not in left_out
-    }
 
 
 def check_logits(policy: Policy) -> None:

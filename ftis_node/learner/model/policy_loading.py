@@ -48,10 +48,10 @@ from ftis_node.learner.messages import LearnerBoot, TrainGroup
 from ftis_node.learner.model import attention
 from ftis_node.learner.model.activations import decoder_layers
 from ftis_node.learner.model.lora import first_adapter
-from ftis_node.learner.model.policy import Policy, build_policy, check_logits, find_source, load_unchecked, own_tensors
+from ftis_node.learner.model.policy import Policy, build_policy, check_logits, find_source, load_unchecked
 from ftis_node.learner.step.train_step import Forward
 from ftis_node.models import load_causal_lm
-from ftis_node.models.loading import empty_causal_lm, is_recurrent
+from ftis_node.models.loading import empty_causal_lm, is_recurrent, own_tensors
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers.weight_store import probe_token_ids
 
@@ -114,8 +114,7 @@ def load_reference(policy: Policy, boot: LearnerBoot, ranks: Ranks = ALONE) -> F
     attention = policy.causal_lm.config._attn_implementation
     if frozen.causal_lm.config._attn_implementation != attention:  # because it receives the learner's micro-batches
         frozen.causal_lm.set_attn_implementation(attention)
-    alone = replace(policy, causal_lm=frozen.causal_lm, root=frozen.root)
-    return torch.no_grad()(alone.logprobs)
+    return torch.no_grad()(frozen.logprobs)
 
 
 def load_policy(boot: LearnerBoot, ranks: Ranks = ALONE) -> Policy:
@@ -163,7 +162,7 @@ def load_sharded_policy(boot: LearnerBoot, ranks: RankGroup, *, trains: bool = T
         if not trains:
             causal_lm.requires_grad_(False)
     policy = shard(policy, ranks)
-    copy_from_rank_0(own_tensors(policy), whole, ranks)
+    copy_from_rank_0(own_tensors(policy.causal_lm), whole, ranks)
     return policy
 
 

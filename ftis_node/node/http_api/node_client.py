@@ -32,7 +32,8 @@ SAVED_AS = {"/peers": "peers", "/swarm": "swarm_view"}  # keys of status.json
 def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any:
     """Return `/status`, `/peers` or `/swarm` of the node on this home. Raises ConfigError if no node has run there.
 
-    For a node that is stopped or still starting, it returns the last documents in the home.
+    For a node that is stopped or still starting, it returns the last documents in the home. Raises FileError if their
+    values have other types.
     """
     url = home.running_url()
     if url is not None:
@@ -50,10 +51,10 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
     if path in SAVED_AS:
         return saved.get(SAVED_AS[path], [])
     from ftis_node.config.home_files import raised_budgets, start_command
-    from ftis_node.telemetry.status import EndWord, Status
+    from ftis_node.telemetry.status import EndWord
     from ftis_node.telemetry.status_at_rest import at_rest
 
-    last = Status.from_json(json.dumps(saved).encode())
+    last = _status_in(saved, home)
     if is_held:
         last = at_rest(last, "starting" if url is None else "stopping")
     else:
@@ -65,13 +66,17 @@ def read_document(home: Home, path: str, *, timeout_s: float = TIMEOUT_S) -> Any
 
 
 def read_status(home: Home) -> Status:
-    """Return `/status` as a record. Raises as `read_document`, FileError also if its values have other types."""
+    """Return `/status` as a record. Raises as `read_document`, FileError also for that of a running node."""
+    return _status_in(read_document(home, "/status"), home)
+
+
+def _status_in(document: Any, home: Home) -> Status:
     import msgspec
 
     from ftis_node.telemetry.status import Status
 
     try:
-        return msgspec.convert(read_document(home, "/status"), Status)
+        return msgspec.convert(document, Status)
     except msgspec.ValidationError as error:
         raise FileError(f"the status of the node in {home.root} cannot be read ({error}): start it again") from None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, closing
 
 from ftis_node.config.home import Home
-from ftis_node.config.limits import EVENT_FILE_BYTES, KEPT_EVENT_FILES
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.step import StepSection
 from ftis_node.models import parameter_count
@@ -38,8 +37,7 @@ def assemble(stack: AsyncExitStack, inputs: NodeInputs, factory: NodeFactory) ->
     """Return all components, not started. `stack` closes the files that they keep open."""
     settings, manifest, home, identity = inputs.settings, inputs.manifest, inputs.home, inputs.identity
     source, step = inputs.source, inputs.manifest.step
-    log_file = EventLog(home.events, max_bytes=EVENT_FILE_BYTES, kept_files=KEPT_EVENT_FILES)
-    events = stack.enter_context(closing(log_file))
+    events = stack.enter_context(closing(EventLog(home.events)))
     releases, counters = own_releases(inputs.task, inputs.tokenizer), NodeCounters()
     manager = PeerManager(
         home.peers,

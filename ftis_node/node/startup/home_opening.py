@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 def opened_home(home: Home) -> Iterator[None]:
     """Hold the home's lock while the block runs. Under it, damaged files are replaced first.
 
-    Raise HomeInUseError, ConfigError for the home of another version, MachineError for a full or broken disk.
+    Raise UsageError for a home in use, ConfigError for one of another version, MachineError for a full or broken disk.
     """
     check_schema(home)
     with suppress(DamagedError):  # refuse another version's buffer before any change; a damaged one is replaced

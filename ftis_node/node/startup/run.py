@@ -39,7 +39,7 @@ def run_until_stopped(
 
     The start calls `on_progress` with each component that it waits for.
 
-    Raise FtisError: HomeInUseError, ConfigError, ModelError, NetworkError, MachineError, WorkerError.
+    Raise FtisError: UsageError, ConfigError, ModelError, NetworkError, MachineError, WorkerError.
     """
     apply_limits(settings.limits)
     watchdog = Watchdog(manager=service_manager())

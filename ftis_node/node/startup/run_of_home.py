@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ftis_node.config.home import Home
-from ftis_node.config.manifest import RunManifest, read_own_manifest
+from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError
 from ftis_node.files import check_regular, read_object
 from ftis_node.memory.choice import checkpoint_owner
@@ -38,7 +38,7 @@ def own_manifest(home: Home, *, is_given: bool) -> RunManifest | None:
     if not home.run_toml.exists():
         return None
     try:
-        manifest = read_own_manifest(home.run_toml)
+        manifest = load_manifest(str(home.run_toml))
         if trained_run(home) in (None, manifest.run_id):
             return manifest
         why = f"it is of run {manifest.run_id}, the checkpoints are of another"

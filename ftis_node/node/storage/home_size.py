@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ftis_node.config.limits import (
-    EVENT_FILE_BYTES,
-    KEPT_CHECKPOINTS,
-    KEPT_EVENT_FILES,
-    LOG_FILE_BYTES,
-    MAX_READY_BYTES,
-)
+from ftis_node.config.limits import KEPT_CHECKPOINTS, LOG_FILE_BYTES, MAX_READY_BYTES
 from ftis_node.config.node import NodeSettings
 from ftis_node.config.roles import MAX_PENDING_VERSIONS, MAX_PUBLISHED_VERSIONS
 from ftis_node.errors import ConfigError, ModelError
 from ftis_node.models import ModelSource, parameter_count, read_shape
 from ftis_node.node.storage.disk_space import HomeLimit
 from ftis_node.node.worker_settings import dtype_of, serves_adapters
+from ftis_node.telemetry.events import EVENT_FILE_BYTES, KEPT_EVENT_FILES
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.workers.weight_store import VERSIONS_AS_A_RESERVE, VERSIONS_AT_ONCE, Transfer
 

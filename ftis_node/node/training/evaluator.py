@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ftis_node.errors import WorkerError
-from ftis_node.generation.evaluate import evaluate
+from ftis_node.generation.evaluate import answer_problems, summarize
 from ftis_node.models import PromptTokenizer
 from ftis_node.node.context import NodeContext
 from ftis_node.node.worker_interfaces import Generation
@@ -56,7 +56,7 @@ class Evaluator:
 
     async def _evaluate(self, task: Task, *, step: int) -> None:
         began_at, manifest = time.monotonic(), self.context.manifest
-        result = await evaluate(
+        answered = await answer_problems(
             self.generation,
             task,
             self.tokenizer,
@@ -65,6 +65,7 @@ class Evaluator:
             completion_limit=manifest.sampling.completion_limit,
             episode=manifest.episode,
         )
+        result = summarize(answered, k=1)
         entry = EvalStatus(
             step=step,
             task=task.name,

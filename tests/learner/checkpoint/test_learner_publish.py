@@ -22,10 +22,11 @@ from ftis_node.learner.checkpoint.publication import gathering_of
 from ftis_node.learner.client import worker_environment
 from ftis_node.learner.learner import Learner
 from ftis_node.learner.messages import StateRequest, TrainRequest, WeightsWritten, WriteWeights
-from ftis_node.learner.model.policy import load_unchecked, own_tensors
+from ftis_node.learner.model.policy import load_unchecked
 from ftis_node.learner.worker import build
+from ftis_node.models.loading import own_tensors
 from ftis_node.workers.shared_tensors import OpenedWeights
-from ftis_node.workers.tensor_file import LockedFiles, checksum, read_tensors
+from ftis_node.workers.tensor_file import LockedFiles, checksum, checksums_of, read_tensors
 from ftis_node.workers.weight_store import file_checksums, probe_logprobs
 from tests import cpu_sharing
 from tests.published import published_tensors
@@ -39,7 +40,7 @@ def sharing(monkeypatch):
 
 
 def places(learner):
-    return {name: tensor.data_ptr() for name, tensor in own_tensors(learner.policy).items()}
+    return {name: tensor.data_ptr() for name, tensor in own_tensors(learner.policy.causal_lm).items()}
 
 
 def step(learner, number):
@@ -50,11 +51,11 @@ def step(learner, number):
 def test_steps_do_not_move_weights_in_memory(model_folder, tmp_path, changes):
     """Shared handles rely on it."""
     learner = Learner(make_boot(model_folder, tmp_path, **changes))
-    before, first = places(learner), {name: checksum(tensor) for name, tensor in own_tensors(learner.policy).items()}
+    before, first = places(learner), checksums_of(own_tensors(learner.policy.causal_lm))
     for number in (1, 2, 3):
         step(learner, number)
     assert places(learner) == before
-    now = {name: checksum(tensor) for name, tensor in own_tensors(learner.policy).items()}
+    now = checksums_of(own_tensors(learner.policy.causal_lm))
     assert all(now[name] != first[name] for name in now if "weight" in name and "norm" not in name)
     assert len(set(before.values())) == len(before), "tied weights occur once"
 
@@ -69,7 +70,7 @@ def test_each_version_is_read_from_shared_memory_with_its_checksums(model_folder
         opened.open(weights.shared)
         seen = dict(opened.tensors())
         assert {name: checksum(tensor) for name, tensor in seen.items()} == weights.checksums
-        assert all(seen[name].equal(tensor) for name, tensor in own_tensors(learner.policy).items())
+        assert all(seen[name].equal(tensor) for name, tensor in own_tensors(learner.policy.causal_lm).items())
         exports.add(weights.shared.export_id)
     assert len(exports) <= 2  # the first export moves the tensors of a CPU
     assert list((tmp_path / "weights").glob("*")) == []

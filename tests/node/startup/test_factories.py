@@ -177,4 +177,4 @@ def test_a_generation_worker_on_a_cpu_has_more_time_for_one_pass(tmp_path, monke
     )
     parts: Any = {"events": None, "learner": SimpleNamespace(give_memory_back=None, write_weights=None)}
     client = factories.ProcessNodeFactory(inputs.settings, inputs.home).generation(inputs, **parts)
-    assert client.supervisor._timing.stall_timeout_s == limit_s
+    assert client.supervisor._spec.timing.stall_timeout_s == limit_s

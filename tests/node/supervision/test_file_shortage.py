@@ -62,7 +62,7 @@ def test_the_event_log_continues_in_its_full_file(tmp_path, caplog):
     events.write("more", number=4)
     events.close()
     assert [event["number"] for event in read_events(path.with_name("events.jsonl.1"))] == [0, 1, 2, 3]
-    assert [event["number"] for event in read_events(path)] == [4]
+    assert [event["number"] for event in read_events(path)] == [0, 1, 2, 3, 4]
 
 
 def test_a_log_line_is_due_once_a_minute_and_all_calls_are_counted():
