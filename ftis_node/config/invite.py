@@ -119,7 +119,8 @@ def read_invite(text: str, *, now: float) -> Invite:
 
     Raises ConfigError in one line for a damaged, expired or newer one.
     """
-    text = next((word for word in text.split() if ANY_PREFIX.match(word)), "")
+    words = filter(ANY_PREFIX.match, text.split())
+    text = max(words, key=lambda word: word.startswith(PREFIX), default="")  # the first one of this version, or of any
     if len(text) > MAX_CHARS or not text:
         raise ConfigError(f"this is no invitation: one begins with {PREFIX}")
     if not text.startswith(PREFIX):

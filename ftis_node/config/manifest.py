@@ -234,7 +234,7 @@ def load_manifest(name_or_path: str, *, task: str | None = None) -> RunManifest:
         text = resources.files("ftis_node.config").joinpath("presets", f"{name_or_path}.toml").read_text()
         return parse_manifest(text, source=f"preset {name_or_path}")
     path = Path(name_or_path).expanduser()
-    if not path.is_file():
+    if not path.exists():
         close = difflib.get_close_matches(name_or_path, PRESETS, n=1)
         hint = f"; did you mean {close[0]} ?" if close else ""
         raise ConfigError(f"no run {name_or_path!r}: give one of {', '.join(PRESETS)} or a TOML file{hint}")

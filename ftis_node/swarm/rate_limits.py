@@ -47,7 +47,7 @@ class PeerSlots:
         return is_free
 
     def release(self, peer_id: str, kind: str | None = None) -> None:
-        """Release a slot of the kind that it was taken with, since a peer may change. None: the peer has only one."""
+        """Release a slot of the kind with which it was taken: a peer may change its kind. None: it has only one."""
         key = next(key for key in self._held if key[0] == peer_id and kind in (None, key[1]))
         self._held -= Counter([key])  # subtraction drops entries of 0
 

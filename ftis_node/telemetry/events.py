@@ -206,5 +206,6 @@ class EventReader:
 
 def read_events(path: Path, *, name: str | None = None) -> list[dict[str, Any]]:
     """Return the events of a log, oldest first, with those of its rotated files; only those called `name` if given."""
-    events = map(json.loads, EventReader(path).read_new())
+    lines = (line for line in EventReader(path).read_new() if line.endswith(b"\n"))  # a loss of power may cut the last
+    events = map(json.loads, lines)
     return [event for event in events if name is None or event["event"] == name]

@@ -71,6 +71,11 @@ def test_a_home_file_that_is_not_as_a_node_writes_it_is_an_error(capsys, home, m
     assert str(home.root / name) in line and (kind != "nested too deep" or kind in line)
 
 
+def test_a_folder_in_place_of_a_run_is_no_unknown_preset(tmp_path):
+    with pytest.raises(FileError, match="is a folder"):
+        load_manifest(str(tmp_path))
+
+
 def test_a_folder_in_place_of_a_file_that_a_node_writes_is_an_error(tmp_path):
     with pytest.raises(FileError, match="is a folder"):
         replace_file(tmp_path, b"{}")

@@ -64,6 +64,10 @@ def test_a_run_that_is_none_is_one_line(run):
         read_invite(changed(run=run), now=NOW).manifest()
 
 
+def test_of_two_invitations_the_one_of_this_version_is_read():
+    assert read_invite(f"join ftis2-AAAA or {GOOD.text()} with ftis-node", now=NOW) == GOOD
+
+
 def test_every_single_wrong_character_and_every_cut_is_noticed():
     text = GOOD.text()
     assert read_invite(text, now=NOW) == GOOD

@@ -5,8 +5,10 @@ import asyncio
 import pytest
 
 from ftis_node.errors import RecordError
-from ftis_node.gossip import GossipLimits
+from ftis_node.gossip import GossipCounters, GossipLimits
 from ftis_node.gossip.frames import CHUNK_BYTES, ItemCollector, read_frame, unpack_ids
+from ftis_node.gossip.names import RpcService
+from ftis_node.gossip.services import Services
 from tests.loop_clock import LoopClock
 
 LIMITS = GossipLimits(max_ids_per_request=3)
@@ -58,6 +60,20 @@ def test_a_wrong_number_or_length_of_ids_is_refused(packed):
     with pytest.raises(RecordError) as raised:
         unpack_ids(packed, limits=LIMITS)
     assert raised.value.reason == "ids"
+
+
+async def test_one_envelope_at_a_time_is_looked_up():
+    batches = []
+
+    async def lookup(ids):
+        batches.append(len(ids))
+        return ids
+
+    ids = [bytes([number]) * 32 for number in range(3)]
+    services = Services(limits=LIMITS, counters=GossipCounters())
+    services.lookup = lookup
+    assert [body async for body in services.handlers[RpcService.FETCH]("peer", b"".join(ids))] == ids
+    assert batches == [1, 1, 1]
 
 
 def test_the_items_of_a_pull_are_bounded_in_number_and_bytes():

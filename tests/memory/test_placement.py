@@ -7,6 +7,7 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import MachineError, ModelError
+from ftis_node.generation.engines.core_process import is_wsl
 from ftis_node.generation.engines.vllm_options import engine_arguments
 from ftis_node.lab.tiny_tokenizer import make_tokenizer
 from ftis_node.memory import machine as machine_module
@@ -146,9 +147,14 @@ def test_the_learner_boot_contains_the_plans_recomputation_and_chunk(tmp_path, m
     ).recompute_activations, "without a plan activations are recomputed"
 
 
+def test_wsl_is_recognized_by_the_kernel_release():
+    assert is_wsl("5.15.153.1-Microsoft-standard-WSL2")
+    assert not is_wsl("6.8.0-45-generic")
+
+
 def test_on_wsl_an_engine_does_not_map_the_learners_weights(monkeypatch):
-    for is_wsl, transfer in ((False, "ipc"), (True, "pinned")):
-        monkeypatch.setattr(machine_module, "IS_WSL", is_wsl)
+    for on_wsl, transfer in ((False, "ipc"), (True, "pinned")):
+        monkeypatch.setattr(machine_module, "IS_WSL", on_wsl)
         assert transfer_of(NodeSettings(model="m"), on_gpu=True, shares_gpu=True, serves_adapters=False) == transfer
 
 

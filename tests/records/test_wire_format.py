@@ -13,7 +13,7 @@ import zstandard
 
 from ftis_node.gossip import GossipLimits
 from ftis_node.gossip.directory import entries, storage, validators
-from ftis_node.gossip.frames import HEADER, Frame
+from ftis_node.gossip.frames import HEADER, Frame, unpack_ids
 from ftis_node.gossip.names import RpcService, protocol, topic
 from ftis_node.models.fingerprint import PROBE_TEXTS
 from ftis_node.node.peers.group_requests import MAX_ANSWERS
@@ -46,6 +46,10 @@ def test_the_bytes_of_the_page_agree_with_the_code(name):
         "question": example.question(), "member": example.member(), "fetch": HEADER.pack(Frame.REQUEST, 32) + sealed.id,
     }  # fmt: skip
     assert _bytes(name).hex() == made[name].hex()
+
+
+def test_a_node_reads_the_pages_request():
+    assert unpack_ids(_bytes("fetch")[HEADER.size :], limits=GossipLimits()) == [example.envelope().id]
 
 
 def test_a_reader_made_from_the_page_reads_a_member():

@@ -83,6 +83,9 @@ def test_an_incomplete_line_is_skipped(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"time": 1, "event": "a"}\n{"time": 2, "ev')
     assert [event["event"] for event in read_events(path)] == ["a"]
+    path.rename(tmp_path / "events.jsonl.1")
+    path.write_text('{"time": 3, "event": "b"}\n')
+    assert [event["event"] for event in read_events(path)] == ["a", "b"]
 
 
 def test_the_event_log_is_rotated_at_a_size(tmp_path):

@@ -19,7 +19,14 @@ from typing import Any
 PRELOADED = "ftis_node.generation.engines.core_imports"
 # Parts of vLLM's server, which its core imports for requests with tools or reasoning. They take 1 s to import.
 SERVER = ("vllm.entrypoints.mcp.tool_server", "vllm.parser.engine.adapters")
-IS_WSL = "microsoft" in platform.release().lower()  # Linux under Windows
+
+
+def is_wsl(kernel_release: str) -> bool:
+    """Return whether a kernel is that of Linux under Windows."""
+    return "microsoft" in kernel_release.lower()
+
+
+IS_WSL = is_wsl(platform.release())
 # On WSL a forked process cannot use NVIDIA's library NVML.
 CAN_FORK = not IS_WSL and os.environ.get("VLLM_WORKER_MULTIPROC_METHOD") != "spawn"
 

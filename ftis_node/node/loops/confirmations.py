@@ -136,13 +136,11 @@ class ReannounceLoop(NodePart):
         pending = confirmations.pending
         for group_id, attempt in pending.due(now=now):
             held, oldest = self.store.reader.held(group_id), time.time() - self.context.manifest.step.max_age_s
-            if group_id in confirmations.confirmed_ids or held is None or held.created_at < oldest:
+            is_confirmed, was_last = group_id in confirmations.confirmed_ids, attempt > MAX_ANNOUNCED_AGAIN
+            if is_confirmed or was_last or held is None or held.created_at < oldest:
                 pending.discard(group_id)  # confirmed while an earlier one was announced, or too old for every peer
                 continue
-            if attempt < MAX_ANNOUNCED_AGAIN:
-                pending.failed(group_id, now=now)
-            else:
-                pending.discard(group_id)
+            pending.failed(group_id, now=now)  # after the last announcement, too: peers need time to fetch the group
             announcement = replace(announcement_of(held, self.context.about), attempt=attempt)
             if await self.gossip.announce(announcement.to_bytes(), shard=self.context.shard):
                 if group_id in self._former:

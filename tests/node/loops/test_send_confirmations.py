@@ -134,6 +134,22 @@ async def test_a_group_that_a_peer_confirms_before_its_announcement_is_not_annou
         assert len(ours.pending) == 0
 
 
+async def test_a_group_waits_for_a_confirmation_after_its_last_announcement_too(tmp_path):
+    swarm = LightSwarm(tmp_path, manifest_of(foreign_groups=0))
+    async with swarm.node(1) as alice:
+        await swarm.publish(alice)
+        ours = alice.parts.peers.confirmations
+        ours.pending = BackoffTable[bytes](doubling(0.001))
+        [group_id] = alice.parts.store.reader.own_ready()
+        attempts = []
+        ours.pending.failed(group_id, now=time.monotonic())
+        while group_id in ours.pending:
+            await asyncio.sleep(0.05)
+            await alice.wiring.reannounce_loop._announce_again()
+            attempts.append(group_id in ours.pending)
+        assert attempts == [True] * confirmations.MAX_ANNOUNCED_AGAIN + [False]
+
+
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["too old", "from the future"])
 async def test_a_stale_group_frees_its_slot(tmp_path, is_ahead):
     """Peers refuse a group from the future, which was made before the clock was set back."""
