@@ -4,8 +4,8 @@
 
 Each row is `--method` minus `--base`: the end, the mean of the curve after step 0, and the end at equal own tokens. For
 the last, the curve of `--base` is interpolated. Runs are paired by seed. Seeds and copies of one starting model count
-as one value, their mean. The interval is Student's at 95 %. `--base-curves` names the curves of another table with the
-same models, such as that of another learning rate.
+as one value, their mean, and their spread is printed. The interval is Student's at 95 %. `--base-curves` names the
+curves of another table with the same models, such as that of another learning rate.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import statistics
 import sys
 from collections import defaultdict
@@ -49,8 +50,9 @@ def main() -> None:
             for model_seed, seed in shared:
                 by_model[model_seed].append(value(other[model_seed, seed], base[model_seed, seed]))
             difference = interval([statistics.fmean(values) for values in by_model.values()])
-            sys.stdout.write(f"{pair} {model}, {name}: {difference}\n")
-            found[f"{pair}/{model}/{name}"] = asdict(difference)
+            spread = spread_of_seeds(list(by_model.values()))
+            sys.stdout.write(f"{pair} {model}, {name}: {difference}; seeds of one model: {spread}\n")
+            found[f"{pair}/{model}/{name}"] = asdict(difference) | {"spread_of_seeds": spread}
     document = {"bench": "paired", "base": options.base, "method": options.method, "differences": found}
     sys.stdout.write(json.dumps(document) + "\n")
 
@@ -65,6 +67,13 @@ def read_curves(path: Path) -> dict[tuple[str, str, str], dict[tuple[str, str], 
             point = (int(row["step"]), float(row["pass_at_1"]), int(row["tokens_generated"]))
             curves[f"{row['pair']} {row['task']}", model, row["method"]][seeds].append(point)
     return curves
+
+
+def spread_of_seeds(by_model: list[list[float]]) -> float | None:
+    """Return the standard deviation of the differences of one starting model, pooled; None with one run of each."""
+    if any(len(values) < 2 for values in by_model):
+        return None
+    return round(math.sqrt(statistics.fmean(map(statistics.variance, by_model))), 4)
 
 
 def final(curve: Curve, base: Curve) -> float:
