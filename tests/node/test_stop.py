@@ -37,9 +37,12 @@ def _while_training(node: RunningNode) -> object:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("moment", "is_hang_up"), [(_while_loading, False), (_while_training, True)])
 def test_sigterm_at_any_moment_ends_the_node_in_order(tmp_path, join, moment, is_hang_up):
-    """If a terminal closes, the kernel sends SIGHUP to each process of the terminal's process group."""
+    """If a terminal closes, the kernel sends SIGHUP to each process of the terminal's process group.
+
+    `env` restores what SIGHUP does, because the test may run under `nohup`.
+    """
     home = tmp_path / "node"
-    with started(home, *join, on=("setsid",)) as node:
+    with started(home, *join, on=("env", "--default-signal=HUP", "setsid")) as node:
         node.wait_for(lambda: moment(node), timeout_s=START_S)
         if is_hang_up:
             family = node.processes()
