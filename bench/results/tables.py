@@ -45,6 +45,7 @@ class Table:
 
 MODELS: Final = "MODELS"  # in options: the folder of the models
 RUNS: Final = "bench/results/runs"
+UNLIKE: Final = "--pair unlike --speeds 4,2,1,2 --prompts 8 --steps 40 --eval-every 10"
 
 TABLES: Final = {
     "working": Table(
@@ -68,22 +69,20 @@ TABLES: Final = {
     ),
     "unlike": Table(
         "And in a swarm of four different models without a barrier?",
-        f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/unlike.toml --prompts 8 --steps 40 --eval-every 10"
+        f"{UNLIKE} --run {RUNS}/unlike.toml"
         " --methods alone:own,alone:own:updates=4,alone:own:updates=8,alone,ftis,f-nois,accepted,gepo",
         model_seeds=3,
         quick="--methods alone:own,alone,ftis",
     ),
     "unlike-slow": Table(
         "The same at half the learning rates: does another rate replace peers?",
-        f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/unlike-slow.toml --prompts 8 --steps 40 --eval-every 10"
-        " --methods alone:own,alone:own:updates=4,ftis,accepted",
+        f"{UNLIKE} --run {RUNS}/unlike-slow.toml --methods alone:own,alone:own:updates=4,ftis,accepted",
         model_seeds=3,
         quick="--methods alone:own,ftis",
     ),
     "unlike-fast": Table(
         "The same at twice the learning rates: does another rate replace peers?",
-        f"--pair unlike --speeds 4,2,1,2 --run {RUNS}/unlike-fast.toml --prompts 8 --steps 40 --eval-every 10"
-        " --methods alone:own,alone:own:updates=4,ftis,accepted",
+        f"{UNLIKE} --run {RUNS}/unlike-fast.toml --methods alone:own,alone:own:updates=4,ftis,accepted",
         model_seeds=3,
         quick="--methods alone:own,ftis",
     ),
