@@ -11,7 +11,6 @@ import typer
 
 from ftis_node.config.home import Home, default_home, give_user_folder
 from ftis_node.config.home_files import check_schema
-from ftis_node.errors import FtisError
 
 # The names of other packages, which help must not import; a test compares them.
 Engine = Literal["auto", "vllm", "torch"]
@@ -69,9 +68,3 @@ def print_document(document: Any, lines: Callable[[], Iterable[str]], *, as_json
         print_json(document)
     else:
         typer.echo("\n".join(lines()))
-
-
-def print_line(document: Any) -> None:
-    """Print a document, or an error, as one line of JSON."""
-    shown = {"error": str(document)} if isinstance(document, FtisError) else document
-    typer.echo(json.dumps(shown, separators=(",", ":")))

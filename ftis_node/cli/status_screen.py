@@ -1,12 +1,11 @@
-"""The status of a node as lines for a terminal, and as one line for a log. Pure functions."""
+"""The status of a node as lines for a terminal. Pure functions."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ftis_node.telemetry.health_summary import AnswerWord, summarize_health
-from ftis_node.telemetry.terminal_text import printable, wrapped
-from ftis_node.view.formats import number
+from ftis_node.telemetry.terminal_text import wrapped
 from ftis_node.view.health_answers import answer_texts, refusal_texts
 from ftis_node.view.node_facts import node_facts
 from ftis_node.view.snapshot import MachineUsage, NodeSnapshot
@@ -34,25 +33,3 @@ def screen(status: Status, *, now: float, width: int = WIDTH, machine: MachineUs
     facts = node_facts(snapshot) if status.node.peer_id else ()  # without an id, the node has never started
     lines = [line for text in texts for line in wrapped(text, width, indent=2)]
     return [*lines, *text_lines((labeled(label, *shown) for label, shown in facts), width)]
-
-
-def log_line(status: Status, *, now: float) -> str:
-    """Return one line for a log: the answers, the reasons of those that are not yes, and the values that change."""
-    health = summarize_health(status, now=now)
-    answers = [
-        f"{question} {answer.word}" + (f" ({answer.why})" if answer.advice or answer.word is not AnswerWord.YES else "")
-        for question, answer in health.items()
-    ]
-    if health.healthy.word in ENDED_WELL:
-        answers = [f"{health.healthy.word} ({health.healthy.why})"]
-    learner, swarm = status.learner, status.swarm
-    figures = [
-        f"step {learner.step}",
-        f"reward {number(learner.reward_mean)}",
-        f"{status.generation.tokens_per_s:.0f} tokens/s",
-        f"{swarm.peers_connected} peers",
-        f"{swarm.groups_sent} sent",
-        f"{swarm.groups_confirmed} confirmed",
-        f"{swarm.groups_received} received",
-    ]
-    return printable(f"{', '.join(answers)}; {', '.join(figures)}")

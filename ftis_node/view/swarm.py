@@ -19,6 +19,7 @@ LEAST_SPAN = 0.02  # keeps noise on a flat sparkline small
 SWARM_COLUMNS = tuple("name,id,model,step,pass@1,groups/min,tokens/min,used,seen,as of,role".split(","))
 NUM_LEFT = 3  # text columns, aligned left; number columns are aligned right
 NAME_WIDTH, MODEL_WIDTH, TITLE_WIDTH, ID_LENGTH, NUM_BARS = 12, 12, 60, 8, 8
+TEXT_WIDTH = 120
 ACTIVE_S = 300.0
 OLD_S = 60.0
 NUM_SOURCES, MAX_LEARNERS = 4, 60
@@ -203,8 +204,8 @@ def learning_lines(view: SwarmView) -> list[Line]:
     return [*lines, line(Span(f"{more} more are not shown", Tone.FAINT))] if more > 0 else lines
 
 
-def swarm_text(views: Iterable[SwarmView], *, now: float, width: int = 120) -> list[str]:
-    """Return the views as text, at most `width` wide except for the table."""
+def swarm_text(views: Iterable[SwarmView], *, now: float) -> list[str]:
+    """Return the views as text, at most TEXT_WIDTH wide except for the table."""
     lines: list[str] = []
     for view in views:
         names = names_of(view)
@@ -213,7 +214,7 @@ def swarm_text(views: Iterable[SwarmView], *, now: float, width: int = 120) -> l
         lines += [text_of(one) for one in title_lines(view, now=now)]
         if rows:
             lines += ["", *columns(SWARM_COLUMNS, rows, num_left=NUM_LEFT), ""]
-            lines += text_lines(learning_lines(view), width)
+            lines += text_lines(learning_lines(view), TEXT_WIDTH)
         if view.num_omitted:
             lines.append(f"{view.num_omitted} more nodes are not shown")
     return lines or ["no run is known yet"]

@@ -12,12 +12,9 @@ import msgspec
 import pytest
 
 from ftis_node.cli.app import run
-from ftis_node.cli.commands import status as status_command
-from ftis_node.cli.commands import swarm as swarm_command
-from ftis_node.cli.status_screen import log_line, screen
+from ftis_node.cli.status_screen import screen
 from ftis_node.config.home import Home
 from ftis_node.dashboard import watcher
-from ftis_node.errors import FtisError
 from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView
 from ftis_node.telemetry.events import EventLog
 from ftis_node.telemetry.status import (
@@ -72,7 +69,7 @@ def _document(status: Status) -> dict[str, Any]:
 def test_it_fits_the_width_and_control_characters_are_escaped(status: Status, width: int) -> None:
     lines = screen(status, now=NOW, width=width)
     assert max(map(cells, lines)) <= width
-    assert all(line.isprintable() for line in [*lines, log_line(status, now=NOW)])
+    assert all(line.isprintable() for line in lines)
 
 
 def test_every_fact_is_printed_also_beyond_a_screen() -> None:
@@ -170,30 +167,7 @@ def test_a_node_that_closed_its_port_and_still_runs_is_stopping(tmp_path, capsys
     assert capsys.readouterr().out.startswith("stopped: as asked")
 
 
-def test_watching_continues_during_a_restart(tmp_path, monkeypatch, capsys):
-    answers = [Status(), FtisError("the node at U does not answer (\x1b[2J)"), LONG, KeyboardInterrupt]
-    monkeypatch.setattr(status_command, "read_status", Mock(side_effect=answers))
-    assert run(["status", "--watch", "--interval", "0.1", "--home", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 and "does not answer (\\x1b[2J)" in lines[1]
-    assert "step 1000000, reward 0.5" in lines[2]
-
-
-def test_watching_in_a_terminal_redraws_the_screen(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(status_command, "read_status", Mock(side_effect=[LONG, KeyboardInterrupt]))
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("COLUMNS", "70")
-    monkeypatch.setenv("LINES", "12")
-    assert run(["status", "--watch", "--interval", "0.1", "--home", str(tmp_path)]) == 0
-    painted = capsys.readouterr().out.split("\x1b[H")[-1]
-    lines = painted.replace("\x1b[K", "").replace("\x1b[J", "").splitlines()
-    assert lines[0].startswith("contributing: no")
-    assert len([line for line in lines if line]) == 11, "the terminal's height minus the cursor's line"
-    assert re.search(r"ctrl-C; \d\d more lines below", painted)
-    assert max(map(cells, lines)) <= 69
-
-
-def test_the_swarm_is_printed_as_table_json_or_json_lines(tmp_path, monkeypatch, capsys):
+def test_the_swarm_is_printed_as_table_or_json(tmp_path, capsys):
     row = SwarmRow("12D3KooWpeer0001", "an\x1bn", "full", "org/tiny", 1, "1", 0.0, 60.0)
     view = json.loads(json.dumps(SwarmView(RunSummary("ab" * 16, task="arithmetic"), 1.0, (row,)).as_dict()))
     (tmp_path / "status.json").write_text(json.dumps(_document(Status()) | {"swarm_view": [view]}))
@@ -203,12 +177,6 @@ def test_the_swarm_is_printed_as_table_json_or_json_lines(tmp_path, monkeypatch,
     assert header.startswith("name") and peer.startswith("an\\x1bn  peer0001")
     assert run(["swarm", "--home", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [view]
-    answers = [[view], FtisError("the node does not answer"), KeyboardInterrupt]
-    monkeypatch.setattr(swarm_command, "read_document", Mock(side_effect=answers))
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
-    assert run(["swarm", "--home", str(tmp_path), "--json", "--watch"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert lines == [[view], {"error": "the node does not answer"}]
 
 
 UNKNOWN_PEER = "12D3KooW" + "z" * 44

@@ -21,7 +21,7 @@ Common forms:
 
     ftis-node join --model DIR --task gsm8k:train.jsonl --steps 3     # a data file of your own
     ftis-node join --model DIR --lora --track tensorboard             # train an adapter, with curves
-    ftis-node status --watch; ftis-node peers show PEER_ID; ftis-node replay show ID
+    ftis-node status; ftis-node peers show PEER_ID; ftis-node replay show ID
     ftis-node peers ban PEER_ID --for 2h                              # also unban, trust
     ftis-node report --out run.html                                   # one page of the run
     ftis-node compare --pair size --methods alone,ftis --seeds 5      # an experiment

@@ -45,8 +45,7 @@ PATTERNS = (  # words in capitals are replaced
     "openssl rand -hex 32 > swarm.secret",
     "chmod 600 swarm.secret",
 )
-ENDLESS = "--watch"
-SHOWN = [one for one in chain.from_iterable(map(commands, PAGES)) if not one.is_inline and ENDLESS not in one.words]
+SHOWN = [one for one in chain.from_iterable(map(commands, PAGES)) if not one.is_inline]
 FOUND = {pattern: [one for one in SHOWN if fnmatchcase(one.text, pattern)] for pattern in PATTERNS}
 RUN = list({command.words: command for found in FOUND.values() for command in found}.values())
 QUERIES = [command for command in RUN if command.words[:2] not in (JOIN, BOOTSTRAP)]

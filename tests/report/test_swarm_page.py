@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -116,32 +115,9 @@ def test_a_home_is_exported_with_public_addresses(tmp_path, capsys):
     line = "ftis-node join --model MODEL --run " + "ab" * 16 + " --peers /dns4/swarm.example/tcp/1/p2p/x"
     assert f"<code>{line}</code>" in out.read_text()
     assert 'http-equiv="refresh"' not in out.read_text()
-    assert run(["swarm", "--home", str(tmp_path), "--html", str(Path("/no/such/page"))]) == 2
-
-
-def test_a_watched_page_is_written_again_with_its_history(tmp_path, monkeypatch, capsys):
-    out, now, times = tmp_path / "page.html", NOW, iter((600, 1200))
-    views = [swarm(msgspec.structs.replace(node(ADA), seen_at=NOW + more)).as_dict() for more in (0, 600, 1200)]
-
-    def sleep(seconds):
-        nonlocal now
-        assert seconds == 60.0 and "refresh" in out.read_text()
-        pages.append(out.read_text())
-        if (more := next(times, None)) is None:
-            raise KeyboardInterrupt
-        now = NOW + more
-
-    pages = []
-    clock = SimpleNamespace(time=lambda: now, sleep=sleep, strftime=lambda form: "12:00")
-    for module in ("report.swarm_page", "cli.commands.swarm", "cli.watch"):
-        monkeypatch.setattr(f"ftis_node.{module}.time", clock)
-    monkeypatch.setattr("ftis_node.cli.commands.swarm.read_document", lambda home, path: views[len(pages) :][:1])
-    words = ["swarm", "--home", str(tmp_path), "--html", str(out), "--watch", "--interval", "60"]
-    assert (run(words), capsys.readouterr().out.splitlines()) == (0, [f"12:00 {out}"] * 3)
-    assert ["Active nodes" in page for page in pages] == [False, True, True], "a curve has two points"
-    assert run([*words[:4], "/no/such/page", "--watch"]) == 2, "it does not try again"
+    assert run(["swarm", "--home", str(tmp_path), "--html", "/no/such/page"]) == 2
     assert "cannot write /no/such/page" in capsys.readouterr().err
-    assert run([*words, "--json"]) == 2
+    assert run(["swarm", "--home", str(tmp_path), "--html", str(out), "--json"]) == 2
     assert capsys.readouterr().err.endswith("--html writes a page and --json prints: give one of the two\n")
 
 

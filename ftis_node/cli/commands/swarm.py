@@ -15,8 +15,6 @@ from ftis_node.files import replace_file
 from ftis_node.node.http_api.node_client import read_document, read_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ftis_node.config.home import Home
     from ftis_node.report.swarm_page import SwarmHistory
     from ftis_node.swarm.overview import SwarmView
@@ -31,40 +29,33 @@ def swarm(
     run: Annotated[str | None, typer.Option(metavar="RUN_ID", help="With --peers: the run.")] = None,
     as_json: JsonOption = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page to this file.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Update until ctrl-C.")] = False,
-    interval_s: Annotated[
-        float, typer.Option("--interval", min=1.0, max=86400, metavar="SECONDS", help="Seconds between updates.")
-    ] = 10.0,
 ) -> None:
     """Show the peers of a run: who takes part, rates, accuracy, and who learns from whom.
 
     The home is that of a node or of a bootstrap node. All figures are claims in signed directory records. The page of
-    --html has the line to join with, and so addresses of this node or of --peers. With --watch it is written again at
-    each update, and has the totals since the command began.
+    --html has the line to join with, and so addresses of this node or of --peers.
 
     JSON shape: [{run: {id, name, task, method, limits}, taken_at, own_id, num_unreadable, num_omitted, peers:
     [{peer_id, name, role, model, parameters, software, seen_at, tokens_per_minute, step, groups_per_minute,
     refused_groups, pass_rates: [[step, pass_at_1]], learns_from: {peer_id: share}, measured_at, used_groups,
-    used_tokens}]}]; with --watch one line per update.
+    used_tokens}]}].
     """
     if run and not peers:
         raise UsageError("--run is for --peers ADDRESS: omit it to see the runs of the home")
-    lines: Callable[..., list[str]] = _lines
-    read = _from_directory(tuple(peers), run) if peers else lambda: read_document(home_at(home), "/swarm")
-    if html is not None:
-        if as_json:
-            raise UsageError("--html writes a page and --json prints: give one of the two")
-        read = _page_writer(html, read, lambda: tuple(peers or ()) or addresses_of(home_at(home)), is_live=watch)
-        lines = _written
-    if not watch:
-        document = read()
-        print_document(document, lambda: lines(document), as_json=as_json)
+    if html is not None and as_json:
+        raise UsageError("--html writes a page and --json prints: give one of the two")
+    document = _from_directory(tuple(peers), run) if peers else read_document(home_at(home), "/swarm")
+    if html is None:
+        print_document(document, lambda: _lines(document), as_json=as_json)
         return
-    from ftis_node.cli.watch import watch as show_until_interrupt
+    from ftis_node.report.swarm_page import SwarmHistory
 
-    show_until_interrupt(
-        read, screen=lines, log_text=lambda document: "\n".join(lines(document)), interval_s=interval_s, as_json=as_json
-    )
+    page = _page(document, SwarmHistory(), tuple(peers or ()) or addresses_of(home_at(home)), is_live=False)
+    try:
+        replace_file(html, page.encode())
+    except OSError as error:
+        raise UsageError(f"cannot write {html}: {error.strerror}; give another --html") from None
+    typer.echo(html)
 
 
 def addresses_of(home: Home) -> tuple[str, ...]:
@@ -85,33 +76,10 @@ def _page(document: Any, history: SwarmHistory, addresses: tuple[str, ...], *, i
     return history.render(views, addresses=addresses, is_live=is_live)
 
 
-def _page_writer(
-    out: Path, read: Callable[[], Any], addresses: Callable[[], tuple[str, ...]], *, is_live: bool
-) -> Callable[[], str]:
-    """Return a function that reads the swarm, writes its page to `out`, and returns this path."""
-    from ftis_node.report.swarm_page import SwarmHistory
-
-    history = SwarmHistory()
-
-    def write() -> str:
-        page = _page(read(), history, addresses(), is_live=is_live)
-        try:
-            replace_file(out, page.encode())
-        except OSError as error:
-            raise UsageError(f"cannot write {out}: {error.strerror}; give another --html") from None
-        return str(out)
-
-    return write
-
-
-def _written(path: str, width: int = 0) -> list[str]:
-    return [path]
-
-
-def _lines(document: Any, width: int = 120) -> list[str]:
+def _lines(document: Any) -> list[str]:
     from ftis_node.view.swarm import swarm_text
 
-    return swarm_text(_views(document), now=time.time(), width=width)
+    return swarm_text(_views(document), now=time.time())
 
 
 def _views(document: Any) -> list[SwarmView]:
@@ -123,10 +91,10 @@ def _views(document: Any) -> list[SwarmView]:
         raise FileError(f"the view of the swarm cannot be read ({error}): start the node again") from None
 
 
-def _from_directory(peers: tuple[str, ...], run: str | None) -> Callable[[], Any]:
+def _from_directory(peers: tuple[str, ...], run: str | None) -> Any:
     from ftis_node.bootstrap.survey import survey_run
     from ftis_node.node.startup.run_plan import is_run_id
 
     if run is None or not is_run_id(run):
         raise UsageError("--peers needs --run RUN_ID: `ftis-node status --json` of a member has it as run.id")
-    return lambda: [survey_run(run, peers).as_dict()]
+    return [survey_run(run, peers).as_dict()]
