@@ -19,7 +19,6 @@ from ftis_node.node.supervision.process_limits import allow_open_files
 from ftis_node.node.supervision.shutdown import until_signalled
 from ftis_node.node.supervision.watchdog import Watchdog, service_manager
 from ftis_node.records.identity import Identity
-from ftis_node.report.swarm_page import SwarmHistory
 from ftis_node.telemetry.secrets import keep_secret
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ def run_bootstrap_node(
         identity = Identity.load_or_create(home.identity)
         keep_secret(identity.seed)
         node = BootstrapNode(settings, identity=identity, pinned_runs=runs)
-        api = BootstrapApi(node, SwarmHistory())
+        api = BootstrapApi(node)
         asyncio.run(until_signalled(_serve(node, show, api, home=home, status_port=status_port)))
 
 

@@ -23,7 +23,7 @@ from ftis_node.bootstrap.survey import view_of
 from ftis_node.gossip.bootstrap_node import BootstrapNode
 from ftis_node.node.http_api.access import own_names_only
 from ftis_node.node.http_api.routes import serve_status
-from ftis_node.report.swarm_page import SwarmHistory
+from ftis_node.report.swarm_page import swarm_page
 from ftis_node.swarm.overview import SwarmView
 from ftis_node.swarm.peer_guard import UNPROVEN, Place
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_families
@@ -47,9 +47,8 @@ async def show_nothing(request: web.Request) -> web.Response:
 class BootstrapApi:
     """Handlers over the last survey of the directory. `run` surveys it every `SURVEY_PERIOD_S`."""
 
-    def __init__(self, node: BootstrapNode, page: SwarmHistory) -> None:
+    def __init__(self, node: BootstrapNode) -> None:
         self._node = node
-        self._swarm_page = page
         self._page: str | None = None  # of the last survey, made for the first visitor
         self._rendering = asyncio.Lock()
         self._views: list[SwarmView] = []
@@ -63,7 +62,6 @@ class BootstrapApi:
                 self._num_connected = len(await self._node.connected_peers())
                 self._views = [view_of(survey) for survey in await self._node.survey()]
                 self._surveyed_at = time.monotonic()
-                self._swarm_page.note(self._views, now=time.time())
                 self._page = None
             await asyncio.sleep(SURVEY_PERIOD_S)
 
@@ -75,9 +73,7 @@ class BootstrapApi:
             more = f"{self._node.num_runs_omitted} runs with fewer members are not shown"
             note += f" {more}; ftis-node bootstrap --run RUN_ID shows one run."
         async with self._rendering:
-            page = self._page or await asyncio.to_thread(
-                self._swarm_page.render, views, addresses=self._node.addresses, note=note
-            )
+            page = self._page or await asyncio.to_thread(swarm_page, views, addresses=self._node.addresses, note=note)
             self._page = page
         return web.Response(text=page, content_type="text/html")
 

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import re
 import time
-from collections import deque
 from collections.abc import Sequence
 from itertools import cycle
 from statistics import median
@@ -21,10 +20,9 @@ from ftis_node.report.run_charts import Chart, ChartSeries
 from ftis_node.report.templates import clean, own_file, render
 from ftis_node.swarm.overview import SwarmView
 from ftis_node.telemetry.health_summary import plural
-from ftis_node.view.formats import CURVES, MAIN, OWN, ago, count, percent
+from ftis_node.view.formats import CURVES, ago, count, percent
 from ftis_node.view.swarm import (
     Influence,
-    SwarmTotals,
     bounded,
     influences,
     is_active,
@@ -41,9 +39,6 @@ MAX_RUNS, MAX_LISTED, MAX_CELLS, MAX_LEGEND, MAX_ADDRESSES = 8, 100, 40, 10, 3
 NAME_WIDTH, MODEL_WIDTH = 20, 24
 FAR = 4.0  # a point of a curve may be this many times as far as half of the nodes are
 REFRESH_S = 10
-PERIOD_S = 300.0
-NUM_POINTS = 288  # a day
-Points = deque[tuple[float, SwarmTotals]]
 ADDRESS = re.compile(r"/[\w.:/-]{1,300}")
 
 
@@ -59,7 +54,7 @@ def _join_line(view: SwarmView, addresses: Sequence[str]) -> str:
     return f"ftis-node join --model MODEL --run {clean(view.run.id, limit=32)}{peers}" if peers else ""
 
 
-def _run(view: SwarmView, join_line: str, more_charts: list[Chart], *, now: float) -> dict[str, Any]:
+def _run(view: SwarmView, join_line: str, *, now: float) -> dict[str, Any]:
     """Return the values of one run for the template."""
     total, names = totals(view, now=now), names_of(view, width=NAME_WIDTH)
     found = influences(view)
@@ -103,7 +98,7 @@ def _run(view: SwarmView, join_line: str, more_charts: list[Chart], *, now: floa
         "tiles": tiles,
         "rank": rank_text(view),
         "join_line": join_line,
-        "charts": [*([chart] if chart.is_drawn else []), *more_charts],
+        "charts": [chart] if chart.is_drawn else [],
         "rows": rows,
         "left_out": max(0, total.num_nodes - len(rows)),
         "num_unreadable": view.num_unreadable,
@@ -151,48 +146,17 @@ def _heat(view: SwarmView, names: dict[str, str]) -> dict[str, Any] | None:
     return {"senders": [(short(by_id[one]), names[one]) for one in senders], "rows": rows}
 
 
-class SwarmHistory:
-    """One point in five minutes for each run that was in the last views."""
-
-    def __init__(self) -> None:
-        self._points: dict[str, Points] = {}
-
-    def note(self, views: Sequence[SwarmView], *, now: float) -> None:
-        """Add a point for each run whose last one is old enough. Forget runs that are not in `views`."""
-        empty: Points = deque(maxlen=NUM_POINTS)
-        self._points = {view.run.id: self._points.get(view.run.id, empty.copy()) for view in views[:MAX_RUNS]}
-        for view in views[:MAX_RUNS]:
-            points = self._points[view.run.id]
-            if not points or now - points[-1][0] >= PERIOD_S:
-                points.append((now, totals(view, now=now)))
-
-    def charts(self, run_id: str) -> list[Chart]:
-        points = tuple(self._points.get(run_id, ()))  # another thread adds points
-        nodes = [(at, float(total.num_active)) for at, total in points]
-        tokens = [(at, total.tokens_per_minute) for at, total in points]
-        drawn = [
-            Chart("Active nodes", "In the last day.", [ChartSeries("nodes", OWN, nodes)], is_time=True),
-            Chart(
-                "Tokens a minute",
-                "Completion tokens of active nodes, in the last day.",
-                [ChartSeries("tokens", MAIN, tokens)],
-                write=count,
-                is_time=True,
-            ),
-        ]
-        return [chart for chart in drawn if chart.is_drawn]
-
-    def render(
-        self, views: Sequence[SwarmView], *, addresses: Sequence[str] = (), note: str = "", is_live: bool = True
-    ) -> str:
-        """Return the page. `addresses` are those to join with, public ones first. A live page loads itself again."""
-        now, script, shown = time.time(), own_file(SCRIPT), views[:MAX_RUNS]
-        return render(
-            TEMPLATE,
-            runs=[_run(view, _join_line(view, addresses), self.charts(view.run.id), now=now) for view in shown],
-            note=note,
-            refresh_s=REFRESH_S if is_live else None,
-            made_at=now,
-            script=script,
-            script_hash=script_hash(script),
-        )
+def swarm_page(
+    views: Sequence[SwarmView], *, addresses: Sequence[str] = (), note: str = "", is_live: bool = True
+) -> str:
+    """Return the page. `addresses` are those to join with, public ones first. A live page loads itself again."""
+    now, script = time.time(), own_file(SCRIPT)
+    return render(
+        TEMPLATE,
+        runs=[_run(view, _join_line(view, addresses), now=now) for view in views[:MAX_RUNS]],
+        note=note,
+        refresh_s=REFRESH_S if is_live else None,
+        made_at=now,
+        script=script,
+        script_hash=script_hash(script),
+    )

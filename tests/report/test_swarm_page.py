@@ -14,7 +14,7 @@ from ftis_node.config.home import Home
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import Receipt, receipt_key
 from ftis_node.report.run_charts import Chart
-from ftis_node.report.swarm_page import SwarmHistory, script_hash
+from ftis_node.report.swarm_page import script_hash, swarm_page
 from ftis_node.swarm.overview import RunSummary, SwarmRow, SwarmView, make_view
 from ftis_node.telemetry.status import NodeStatus, Status
 from tests.report.support import ATTACK
@@ -38,7 +38,7 @@ def shown(tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.report.swarm_page.time", SimpleNamespace(time=lambda: NOW))
 
     def page_of(*views, **options):
-        (tmp_path / "swarm.html").write_text(SwarmHistory().render(views, **options), encoding="utf-8")
+        (tmp_path / "swarm.html").write_text(swarm_page(views, **options), encoding="utf-8")
         return Page(tmp_path / "swarm.html")
 
     return page_of
@@ -119,19 +119,6 @@ def test_a_home_is_exported_with_public_addresses(tmp_path, capsys):
     assert "cannot write /no/such/page" in capsys.readouterr().err
     assert run(["swarm", "--home", str(tmp_path), "--html", str(out), "--json"]) == 2
     assert capsys.readouterr().err.endswith("--html writes a page and --json prints: give one of the two\n")
-
-
-def test_a_day_of_totals_is_kept_in_points_of_five_minutes():
-    history, one, other = SwarmHistory(), swarm(node(ADA), node(BOB)), swarm(node(ADA))
-    for second in range(0, 90_000, 100):
-        seen = [msgspec.structs.replace(row, seen_at=NOW + second) for row in one.peers]
-        history.note([msgspec.structs.replace(one, peers=tuple(seen))], now=NOW + second)
-    nodes, tokens = history.charts(one.run.id)
-    assert [len(chart.series[0].points) for chart in (nodes, tokens)] == [288, 288]
-    assert (nodes.series[0].points[-1], tokens.series[0].points[-1][1]) == ((NOW + 89_700, 2.0), 120.0)
-    assert "Active nodes" in history.render([one]) and "Active nodes" not in SwarmHistory().render([one])
-    history.note([msgspec.structs.replace(other, run=RunSummary("cd" * 16))], now=NOW)
-    assert history.charts(one.run.id) == [], "a run that has gone is forgotten"
 
 
 def test_a_damaged_view_is_one_line(tmp_path, capsys):

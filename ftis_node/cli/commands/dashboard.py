@@ -35,12 +35,11 @@ def dashboard(
     if not (swarm or where.status.exists() or where.settings.exists()):
         raise ConfigError(f"no node has run in {where.root}: give its home with --home")
     if web:
-        from ftis_node.cli.commands.swarm import swarm_page
+        from ftis_node.cli.commands.swarm import live_page
         from ftis_node.dashboard.web import serve_dashboard
         from ftis_node.report.run_charts import CurveDrawer
-        from ftis_node.report.swarm_page import SwarmHistory
 
-        draw = partial(swarm_page, where, SwarmHistory()) if swarm else CurveDrawer(where).draw
+        draw = partial(live_page, where) if swarm else CurveDrawer(where).draw
         serve_dashboard(where, draw, host=host, port=port, is_swarm=swarm, show=partial(typer.echo, err=True))
         return 0
     if not (sys.stdin.isatty() and sys.stderr.isatty()) and "TEXTUAL_DRIVER" not in os.environ:

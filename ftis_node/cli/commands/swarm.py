@@ -16,7 +16,6 @@ from ftis_node.node.http_api.node_client import read_document, read_status
 
 if TYPE_CHECKING:
     from ftis_node.config.home import Home
-    from ftis_node.report.swarm_page import SwarmHistory
     from ftis_node.swarm.overview import SwarmView
 
 
@@ -48,9 +47,7 @@ def swarm(
     if html is None:
         print_document(document, lambda: _lines(document), as_json=as_json)
         return
-    from ftis_node.report.swarm_page import SwarmHistory
-
-    page = _page(document, SwarmHistory(), tuple(peers or ()) or addresses_of(home_at(home)), is_live=False)
+    page = _page(document, tuple(peers or ()) or addresses_of(home_at(home)), is_live=False)
     try:
         replace_file(html, page.encode())
     except OSError as error:
@@ -65,15 +62,15 @@ def addresses_of(home: Home) -> tuple[str, ...]:
     return ()
 
 
-def swarm_page(home: Home, history: SwarmHistory) -> str:
-    """Return the live page of the swarm as the node on this home sees it. Adds to `history`."""
-    return _page(read_document(home, "/swarm"), history, addresses_of(home), is_live=True)
+def live_page(home: Home) -> str:
+    """Return the live page of the swarm as the node on this home sees it."""
+    return _page(read_document(home, "/swarm"), addresses_of(home), is_live=True)
 
 
-def _page(document: Any, history: SwarmHistory, addresses: tuple[str, ...], *, is_live: bool) -> str:
-    views = _views(document)
-    history.note(views, now=time.time())
-    return history.render(views, addresses=addresses, is_live=is_live)
+def _page(document: Any, addresses: tuple[str, ...], *, is_live: bool) -> str:
+    from ftis_node.report.swarm_page import swarm_page
+
+    return swarm_page(_views(document), addresses=addresses, is_live=is_live)
 
 
 def _lines(document: Any) -> list[str]:

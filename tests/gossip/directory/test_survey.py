@@ -20,7 +20,6 @@ from ftis_node.records import rollout_pb2 as pb
 from ftis_node.records.envelope import PeerRecord, seal_peer_record
 from ftis_node.records.identity import Identity
 from ftis_node.records.peer_messages import PeerStats
-from ftis_node.report.swarm_page import SwarmHistory
 from ftis_node.view.swarm import swarm_text
 from tests.gossip.helpers import settings
 from tests.records.wire_example import sign_peer_info
@@ -67,7 +66,7 @@ async def test_a_survey_shows_all_members_and_an_invalid_record_affects_its_row_
         return found if is_complete else []
 
     surveys = await eventually(all_seen, within_s=120)
-    async with BootstrapApi(bootstrap, SwarmHistory()).serve(port=0) as url, ClientSession(url) as client:
+    async with BootstrapApi(bootstrap).serve(port=0) as url, ClientSession(url) as client:
 
         async def shown():
             document = await (await client.get("/swarm")).json()
