@@ -12,7 +12,8 @@ import base64
 import binascii
 import hashlib
 import re
-from typing import Annotated, Any
+import zlib
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -28,6 +29,8 @@ CHECK_BYTES = 6
 MAX_CHARS = 8192
 MAX_ADDRESSES = 4
 MAX_RUN_BYTES = 4096
+MAX_CANONICAL_BYTES = 1 << 16
+WBITS = -15  # deflate without a header
 MAX_SECRET_BYTES = 1024  # so that the line stays short enough to send
 AGAIN = "ask for a new one: ftis-node invite"
 
@@ -35,9 +38,9 @@ AddressText = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An invitation. `run` is the name of a preset, followed by the settings that differ from it, as JSON.
+    """An invitation. `run` is the name of a preset, a colon, and the canonical JSON deflated with that of the preset.
 
-    It is the preset that leaves the fewest. `secret` is b"" for an open run.
+    It is the preset that gives the fewest bytes. `secret` is b"" for an open run.
     `expires_at` is in Unix seconds. The secret itself does not expire.
     """
 
@@ -53,14 +56,18 @@ class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     def manifest(self) -> RunManifest:
         """Return the run. Raises ConfigError if this version reads it in another way than the sender's."""
-        name, brace, rest = self.run.decode(errors="replace").partition("{")
-        if name not in PRESETS:
+        name, _, packed = self.run.partition(b":")
+        preset = name.decode(errors="replace")
+        try:
+            if preset not in PRESETS:
+                raise ValueError
+            unpacker = zlib.decompressobj(WBITS, zdict=load_manifest(preset).canonical())
+            canonical = unpacker.decompress(packed, MAX_CANONICAL_BYTES)
+        except (ValueError, zlib.error):
             raise ConfigError(
                 "the run of the invitation is of another version of ftis-node: use the version of the sender"
-            )
-        manifest = load_manifest(name)
-        if brace:
-            manifest = parse_canonical(_merged(manifest, brace + rest), source="the run of the invitation")
+            ) from None
+        manifest = parse_canonical(canonical, source="the run of the invitation")
         if manifest.run_id != self.run_id:
             raise ConfigError(
                 f"the run of the invitation is {self.run_id[:12]} and this version of ftis-node reads it as "
@@ -71,7 +78,7 @@ class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 def invite_to(manifest: RunManifest, *, addresses: list[str], secret: bytes, expires_at: int) -> Invite:
     """Return an invitation. Raises ConfigError for a run or a secret that is too large for one."""
-    run = min((_from_preset(name, manifest) for name in PRESETS), key=len)
+    run = min((_packed(manifest, preset) for preset in PRESETS), key=len)
     if len(run) > MAX_RUN_BYTES:
         raise ConfigError(f"an invitation holds {MAX_RUN_BYTES} bytes of a run, this one has {len(run)}: send run.toml")
     if len(secret) > MAX_SECRET_BYTES:
@@ -81,37 +88,9 @@ def invite_to(manifest: RunManifest, *, addresses: list[str], secret: bytes, exp
     return Invite(manifest.run_id, run, addresses[:MAX_ADDRESSES], expires_at, secret)
 
 
-def _from_preset(name: str, manifest: RunManifest) -> bytes:
-    changes = _differences(load_manifest(name).model_dump(mode="json"), manifest.model_dump(mode="json"))
-    return name.encode() + (msgspec.json.encode(changes) if changes else b"")
-
-
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return what of `new` differs from `old`; None for what only `old` has."""
-    found = {}
-    for key in old | new:
-        before, value = old.get(key), new.get(key)
-        if isinstance(value, dict) and isinstance(before, dict):
-            value = _differences(before, value) or before
-        if value != before:
-            found[key] = value
-    return found
-
-
-def _merged(manifest: RunManifest, changes: str) -> bytes:
-    """Return the manifest with the changes as JSON. Raises ConfigError for other JSON."""
-    try:
-        parsed = msgspec.json.decode(changes, type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError):
-        raise _damaged() from None
-    return msgspec.json.encode(_with_changes(manifest.model_dump(mode="json"), parsed))
-
-
-def _with_changes(old: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    for key, value in changes.items():
-        before = old.get(key)
-        old[key] = _with_changes(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-    return old
+def _packed(manifest: RunManifest, preset: str) -> bytes:
+    packer = zlib.compressobj(9, wbits=WBITS, zdict=load_manifest(preset).canonical())
+    return preset.encode() + b":" + packer.compress(manifest.canonical()) + packer.flush()
 
 
 def read_invite(text: str, *, now: float) -> Invite:
