@@ -58,7 +58,6 @@ from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders
 from ftis_node.tasks.base import Task
 from ftis_node.tasks.scorer import IsolatedScorer
-from ftis_node.telemetry.nvml import EnergyMeter
 from ftis_node.telemetry.tracking import Tracking
 from ftis_node.workers.supervisor import WorkerClient
 
@@ -181,8 +180,7 @@ class Wiring:
     @cached_property
     def reporter(self) -> StepReporter:
         node = self.node
-        meter = EnergyMeter(node.arrangement.gpus, is_used=self.context.settings.device != "cpu")
-        return StepReporter(self.context, self.peers, node.generation, self.swarm, node.tracking, meter)
+        return StepReporter(self.context, self.peers, node.generation, self.swarm, node.tracking)
 
     def step_gate(self) -> TimedStepGate:
         shares, awaited = self.step_shares, self.awaited_senders

@@ -50,14 +50,8 @@ def tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
     shown.append(("Tokens generated", count(tokens["made"]), f"{count(tokens['received'])} more came from peers"))
     if turns := facts.event_totals.turns:
         shown.append(("Turns", count(turns), f"{plural(facts.event_totals.observations, 'observation')} between them"))
-    if energy := [point.gpu_wh for point in steps if point.gpu_wh is not None]:
-        shown.append(("Energy of the GPU", _energy(sum(energy)), f"{_energy(sum(energy) / len(energy))} per step"))
     accepted = facts.event_totals.traffic.total("received")
     return [*shown, ("Groups refused", f"{refused:,}", f"{accepted:,} accepted from peers")]
-
-
-def _energy(watt_hours: float) -> str:
-    return f"{watt_hours / 1000:.2f} kWh" if watt_hours >= 1000 else f"{watt_hours:.3g} Wh"
 
 
 def mean(values: Iterable[float | None]) -> float | None:

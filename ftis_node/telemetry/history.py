@@ -44,7 +44,6 @@ class StepPoint(StepFigures, frozen=True, kw_only=True):
     generation_tokens_per_s: float | None = None
     num_tokens: int | None = None
     duration_s: float | None = None
-    gpu_wh: float | None = None
     skipped: str | None = None
     refused: str | None = None
 

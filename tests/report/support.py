@@ -48,7 +48,7 @@ def step_events() -> list[dict[str, Any]]:
             **{"grad_norm": 1.5, "tokens_per_s": 1000.0 + step, "own_groups": 3, "foreign_groups": 5},
             **{"mismatch_kl": 1e-7, "num_tokens": 100, "duration_s": 2.0, "refused": None},
             **{"completion_tokens": 40.0, "cut_fraction": 0.25, "no_signal_fraction": 0.5, "entropy": 1.5},
-            **{"kl_from_start": step / 1000, "gpu_wh": 25.0 if step > 1 else None},
+            "kl_from_start": step / 1000,
             "skipped": "no group has unequal rewards" if step in SKIPPED else None,
         }
         for step in range(1, NUM_STEPS + 1)

@@ -13,7 +13,6 @@ from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.training.logprob_mismatch import MismatchMonitor
 from ftis_node.node.worker_interfaces import Generation
-from ftis_node.telemetry.nvml import EnergyMeter
 from ftis_node.telemetry.tracking import Tracking, numbers_of
 
 log = logging.getLogger(__name__)
@@ -29,7 +28,6 @@ class StepReporter:
     generation: Generation
     swarm: SwarmReporter
     tracking: Tracking
-    energy: EnergyMeter
 
     def __post_init__(self) -> None:
         self._mismatch = MismatchMonitor(self.context)
@@ -44,8 +42,6 @@ class StepReporter:
             self.context.counters.drift_report = report
         generation_tokens_per_s = round(self.generation.tokens_per_s, 1)
         fields = msgspec.to_builtins(report) | {"generation_tokens_per_s": generation_tokens_per_s}
-        if (energy_wh := self.energy.take_wh()) is not None:
-            fields["gpu_wh"] = round(energy_wh, 4)  # since the report before
         self.context.events.write("step", **fields)
         self.context.counters.recent_sources.append({stats.sender: stats.groups for stats in report.by_sender})
         if not report.repeated:
