@@ -26,7 +26,7 @@ from ftis_node.models import PromptSettings, load_tokenizer, resolve_model
 from ftis_node.models.adapter_folder import ADAPTER_CONFIG_FILE, read_adapter_config
 from ftis_node.models.gguf import SUFFIX
 from ftis_node.models.gguf_export import GgufKind, architecture_of, modelfile, write_gguf
-from ftis_node.node.startup.last_status import read_last_status
+from ftis_node.node.startup.previous_run import read_last_status
 from ftis_node.node.startup.worker_boots import learner_boot
 from ftis_node.tasks.registry import system_message
 from ftis_node.telemetry.log import OnProgress, unwatched

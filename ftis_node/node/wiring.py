@@ -41,7 +41,7 @@ from ftis_node.node.peers.announcements import AnnouncementHandler
 from ftis_node.node.peers.group_requests import PeerRequestHandler
 from ftis_node.node.peers.own_record import OwnRecord
 from ftis_node.node.peers.peer_manager import PeerManager
-from ftis_node.node.peers.refusal_reporter import RefusalReporter
+from ftis_node.node.peers.swarm_log import RefusalReporter
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
 from ftis_node.node.storage.node_store import Store
 from ftis_node.node.supervision.machine_observer import MachineObserver
@@ -49,10 +49,10 @@ from ftis_node.node.supervision.watchdog import Watchdog
 from ftis_node.node.training.evaluator import Evaluator
 from ftis_node.node.training.generation_limits import GenerateBudget, SlotPool
 from ftis_node.node.training.step_gate import StepGate, TimedStepGate
+from ftis_node.node.training.step_groups import TrainGroupBuilder
 from ftis_node.node.training.step_peers import StepPeers
 from ftis_node.node.training.step_reporter import StepReporter
 from ftis_node.node.training.step_shares import StepShares
-from ftis_node.node.training.train_groups import TrainGroupBuilder
 from ftis_node.node.worker_interfaces import Generation, Learning
 from ftis_node.records.group import Group
 from ftis_node.swarm.arrivals import AwaitedSenders

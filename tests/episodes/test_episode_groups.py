@@ -16,7 +16,7 @@ from ftis_node.learner.batch import make_batch, make_micro_batches, make_packed_
 from ftis_node.learner.messages import TrainGroup
 from ftis_node.models import ModelSource, PromptTokenizer, load_causal_lm, load_tokenizer
 from ftis_node.node.loops.generate import GenerateLoop
-from ftis_node.node.training.train_groups import TrainGroupBuilder
+from ftis_node.node.training.step_groups import TrainGroupBuilder
 from ftis_node.records.codec import hash_observations, unpack_group
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.group import FinishReason, Group

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from ftis_node.node.training.train_groups import TrainGroupBuilder
+from ftis_node.node.training.step_groups import TrainGroupBuilder
 from ftis_node.records.group import PromptRef
 from ftis_node.records.identity import Identity
 from ftis_node.replay.buffer import ReplayBuffer

@@ -15,8 +15,7 @@ from ftis_node.errors import RecordError
 from ftis_node.node.loops.announcement_backfill import BackfillLoop
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.own_record import OwnRecord, release_differences
-from ftis_node.node.peers.refusal_reporter import RefusalReporter
-from ftis_node.node.peers.swarm_log_lines import SwarmLogLines
+from ftis_node.node.peers.swarm_log import RefusalReporter, SwarmLogLines
 from ftis_node.node.supervision.waits import wait_at_most
 from ftis_node.records.envelope import PeerRecord, open_peer_record, seal_peer_record
 from ftis_node.swarm.peer_guard import Place

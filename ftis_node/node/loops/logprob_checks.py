@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from ftis_node.errors import WorkerError
 from ftis_node.models.hub import HUB_ID
 from ftis_node.node.peers.node_part import NodePart
-from ftis_node.node.training.train_groups import TrainGroupBuilder
+from ftis_node.node.training.step_groups import TrainGroupBuilder
 from ftis_node.node.worker_interfaces import Learning
 from ftis_node.records.codec import hash_prompt, pack_group
 from ftis_node.records.envelope import Accepted

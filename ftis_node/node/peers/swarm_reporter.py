@@ -11,7 +11,7 @@ import msgspec
 
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.peer_registry import PeerActivity
-from ftis_node.node.peers.refusal_reporter import RefusalReporter
+from ftis_node.node.peers.swarm_log import RefusalReporter
 from ftis_node.swarm.overview import RunSummary, SwarmView, make_view, swarm_row
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.reasons import advice_for, sentence

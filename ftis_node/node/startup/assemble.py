@@ -13,7 +13,7 @@ from ftis_node.node.peers.own_record import own_releases
 from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.startup.factories import NodeFactory, NodeInputs
 from ftis_node.node.startup.home_opening import release_damaged
-from ftis_node.node.startup.last_status import read_last_status
+from ftis_node.node.startup.previous_run import read_last_status
 from ftis_node.node.storage.disk_space import DiskSpace
 from ftis_node.node.storage.home_size import num_versions, version_bytes
 from ftis_node.node.storage.node_store import DiskThread, Store, begin_epoch

@@ -15,8 +15,8 @@ from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.access import observe_token
 from ftis_node.node.http_api.routes import MonitoringApi, serve_observed
 from ftis_node.node.startup.home_opening import opened_home
-from ftis_node.node.startup.last_status import read_saved_status
 from ftis_node.node.startup.prepare import check_finished
+from ftis_node.node.startup.previous_run import read_saved_status
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.running_components import running_components
 from ftis_node.node.startup.summaries import end_lines, finished_lines

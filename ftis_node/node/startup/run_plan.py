@@ -22,7 +22,7 @@ from ftis_node.config.manifest import (
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError, FileError, TaskError, UsageError
 from ftis_node.files import read_object
-from ftis_node.node.startup.run_of_home import check_same_run, own_manifest
+from ftis_node.node.startup.previous_run import check_same_run, own_manifest
 from ftis_node.records.envelope import MAX_DOMAIN_BYTES
 from ftis_node.tasks import TaskSpec, held_out_spec, is_domain, parse_spec
 from ftis_node.tasks.dataset_task import pinned

@@ -21,8 +21,8 @@ from ftis_node.gossip.p2pd.process import check_free
 from ftis_node.models import parameter_count
 from ftis_node.node.startup.assemble import assemble
 from ftis_node.node.startup.factories import NodeFactory, ProcessNodeFactory
-from ftis_node.node.startup.last_status import mark_end, mark_start
 from ftis_node.node.startup.prepare import prepare
+from ftis_node.node.startup.previous_run import mark_end, mark_start
 from ftis_node.node.startup.run_plan import RunPlan
 from ftis_node.node.startup.summaries import start_lines
 from ftis_node.node.supervision.shutdown import first_of_ours

@@ -1,11 +1,14 @@
-"""The groups of a step: chosen by the run's rule and taken from the buffer."""
+"""The groups of a step: chosen by the run's rule, taken from the buffer, and built as the learner reads them."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ftis_node.config.method_table import CHOICES
+from ftis_node.config.step import Share
+from ftis_node.learner.messages import TrainGroup
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.node.peers.peer_manager import PeerManager
@@ -14,6 +17,38 @@ from ftis_node.replay.group_choice import ChoiceRule, choose_newest, choose_same
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.telemetry.events import EventLog
+
+
+@dataclass(frozen=True, slots=True)
+class TrainGroupBuilder:
+    """Builds the groups that the learner trains on. `end_ids` and `observation_form` are those of this node's model.
+
+    With `share` "vertical", advantages compare the completions of one group. With "horizontal", they compare all
+    completions of a prompt, over all generators.
+    """
+
+    share: Share
+    end_ids: tuple[int, ...] = ()
+    observation_form: tuple[int, ...] = ()
+
+    def build(self, group: StoredGroup, *, of_own_weights: bool = False, weight: float = 1.0) -> TrainGroup:
+        """Return a stored group as the learner reads it. For `of_own_weights` see `PeerManager.is_of_own_weights`."""
+        return TrainGroup(
+            group_id=group.id.hex(),
+            advantage_key=group.id.hex() if self.share == "vertical" else group.problem.hex(),
+            own=group.own,
+            body=group.body,
+            prompt_ids=group.prompt_ids,
+            rewards=group.rewards,
+            text_token_ids=group.text_token_ids,
+            observation_ids=group.observation_ids,
+            of_own_weights=of_own_weights,
+            sender=group.sender,
+            weight=weight,
+            end_ids=self.end_ids,
+            observation_form=self.observation_form,
+            task=group.prompt_ref.task,
+        )
 
 
 async def take_groups(

@@ -11,7 +11,7 @@ from ftis_node.learner.messages import StepReport, TrainGroup
 from ftis_node.node.context import NodeContext
 from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.training.peer_coefficients import PeerCoefficients
-from ftis_node.node.training.train_groups import TrainGroupBuilder
+from ftis_node.node.training.step_groups import TrainGroupBuilder
 from ftis_node.replay.buffer import MAX_FAILED_STEPS
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.reader import HeldGroup

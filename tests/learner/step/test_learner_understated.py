@@ -18,7 +18,7 @@ from ftis_node.learner.learner import Learner
 from ftis_node.learner.model.logprobs import completion_logprobs
 from ftis_node.learner.step.objective import Objective
 from ftis_node.learner.step.train_step import Passes
-from ftis_node.node.training.train_groups import TrainGroupBuilder
+from ftis_node.node.training.step_groups import TrainGroupBuilder
 from ftis_node.records.envelope import Accepted, seal_group
 from ftis_node.records.identity import Identity
 from ftis_node.replay.stored_rows import StoredGroup

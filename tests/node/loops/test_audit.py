@@ -12,7 +12,7 @@ import pytest
 from ftis_node.config.node import NodeSettings
 from ftis_node.learner.messages import AuditReply, TrainGroup
 from ftis_node.node.context import NodeState
-from ftis_node.node.training.train_groups import TrainGroupBuilder
+from ftis_node.node.training.step_groups import TrainGroupBuilder
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.records.codec import hash_prompt

@@ -6,7 +6,7 @@ from ftis_node.config.node import NodeSettings
 from ftis_node.node import daemon
 from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.routes import MonitoringApi
-from ftis_node.node.startup.last_status import read_last_status
+from ftis_node.node.startup.previous_run import read_last_status
 from ftis_node.node.worker_interfaces import NullLearner
 from ftis_node.tasks import load_task
 from ftis_node.tasks.scorer import IsolatedScorer

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from ftis_node.gossip import SwarmPhase, SwarmState
-from ftis_node.node.peers.swarm_log_lines import SwarmLogLines
+from ftis_node.node.peers.swarm_log import SwarmLogLines
 
 ADDRESS = "/ip4/192.168.1.5/tcp/4001/p2p/ID"
 

@@ -8,7 +8,7 @@ from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.node.context import NodeCounters
 from ftis_node.node.http_api.node_client import read_document
-from ftis_node.node.startup.last_status import mark_end, mark_start, read_last_status, read_saved_status
+from ftis_node.node.startup.previous_run import mark_end, mark_start, read_last_status, read_saved_status
 from ftis_node.node.startup.summaries import end_lines, finished_lines
 from ftis_node.telemetry.status import EndWord, LearnerStatus, NodeStatus, Status
 from ftis_node.workers.durable import complete_folder

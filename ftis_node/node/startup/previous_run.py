@@ -1,17 +1,66 @@
-"""The run to which a home belongs, by its manifest, its checkpoints and its last status."""
+"""What the last start left in a home: the run to which the home belongs, and the status in `status.json`.
+
+The home's manifest, its checkpoints and its last status name its run.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+from contextlib import suppress
+
+import msgspec
 
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest, load_manifest
 from ftis_node.errors import ConfigError, DamagedError, FileError
-from ftis_node.files import check_regular, read_object
+from ftis_node.files import check_regular, read_file, read_object, replace_file
 from ftis_node.memory.choice import checkpoint_owner
-from ftis_node.workers.durable import CHECKPOINT_PREFIX
+from ftis_node.telemetry.status import EndWord, Status
+from ftis_node.workers.durable import CHECKPOINT_PREFIX, checkpoint_step
 
 log = logging.getLogger(__name__)
+STARTING = "starting"
+
+
+def read_last_status(home: Home) -> Status:
+    """Return the status that the last start saved; an empty status if the file is missing or damaged."""
+    try:
+        return Status.from_json(read_file(home.status))
+    except (OSError, FileError, msgspec.MsgspecError):
+        return Status()
+
+
+def read_saved_status(home: Home) -> Status:
+    """Return the last status if the home has the checkpoint of its last step, or a later one; else an empty one.
+
+    The newest checkpoint is older if the disk was full, or if the operator restored one. The node then repeats the
+    steps after it.
+    """
+    last = read_last_status(home)
+    return last if checkpoint_step(home.checkpoints) >= last.learner.step else Status()
+
+
+def mark_start(home: Home) -> None:
+    """Save that the node starts, so that `status` after a kill shows neither an older end nor an empty home."""
+    _change_node(home, state=STARTING, end="")
+
+
+def mark_end(home: Home, end: EndWord) -> None:
+    """Save how a start ended whose loops never ran. If they ran, the status loop saves the end."""
+    if read_last_status(home).node.state == STARTING:
+        with suppress(OSError):  # a full disk
+            _change_node(home, state="stopped", end=end.value)
+
+
+def _change_node(home: Home, **changes: str) -> None:
+    try:
+        document = read_object(home.status) if home.status.exists() else json.loads(Status().to_json())
+    except (OSError, FileError):
+        return  # the status loop replaces a damaged file
+    if isinstance(document.get("node"), dict):
+        document["node"] |= changes
+        replace_file(home.status, json.dumps(document, indent=1).encode())
 
 
 def trained_run(home: Home) -> str | None:
