@@ -38,9 +38,9 @@ AddressText = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An invitation. `run` is the name of a preset, a colon, and the canonical JSON deflated with that of the preset.
+    """An invitation. `run` is the name of a preset; for another run, a colon and the canonical JSON follow.
 
-    It is the preset that gives the fewest bytes. `secret` is b"" for an open run.
+    The JSON is deflated with that of the preset, the one that gives the fewest bytes. `secret` is b"" for an open run.
     `expires_at` is in Unix seconds. The secret itself does not expire.
     """
 
@@ -61,8 +61,9 @@ class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         try:
             if preset not in PRESETS:
                 raise ValueError
-            unpacker = zlib.decompressobj(WBITS, zdict=load_manifest(preset).canonical())
-            canonical = unpacker.decompress(packed, MAX_CANONICAL_BYTES)
+            known = load_manifest(preset).canonical()
+            unpacker = zlib.decompressobj(WBITS, zdict=known)
+            canonical = unpacker.decompress(packed, MAX_CANONICAL_BYTES) if packed else known
         except (ValueError, zlib.error):
             raise ConfigError(
                 "the run of the invitation is of another version of ftis-node: use the version of the sender"
@@ -89,8 +90,11 @@ def invite_to(manifest: RunManifest, *, addresses: list[str], secret: bytes, exp
 
 
 def _packed(manifest: RunManifest, preset: str) -> bytes:
-    packer = zlib.compressobj(9, wbits=WBITS, zdict=load_manifest(preset).canonical())
-    return preset.encode() + b":" + packer.compress(manifest.canonical()) + packer.flush()
+    canonical, known = manifest.canonical(), load_manifest(preset).canonical()
+    if canonical == known:
+        return preset.encode()
+    packer = zlib.compressobj(9, wbits=WBITS, zdict=known)
+    return preset.encode() + b":" + packer.compress(canonical) + packer.flush()
 
 
 def read_invite(text: str, *, now: float) -> Invite:

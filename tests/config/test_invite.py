@@ -24,7 +24,7 @@ from tests.conftest import raises_line
 ADDRESS = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
 LOCAL, OF_LAN, OF_ALL = (ADDRESS.replace("203.0.113.7", host) for host in ("127.0.0.1", "192.168.0.4", "203.0.114.7"))
 NOW = 1_800_000_000
-RUN = load_manifest("arithmetic-ftis")
+RUN = load_manifest("arithmetic-ftis").model_copy(update={"name": "ours"})
 GOOD = invite_to(RUN, addresses=[ADDRESS], secret=bytes(range(32)), expires_at=NOW)
 
 
@@ -45,6 +45,7 @@ def deflated(canonical: bytes) -> bytes:
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_an_invitation_is_read_as_it_was_written(preset):
     run = load_manifest(preset)
+    assert invite_to(run, addresses=[ADDRESS], secret=b"", expires_at=NOW).run == preset.encode()
     other = run.model_copy(update={"name": "ours", "step": run.step.model_copy(update={"own_groups": 3})})
     for manifest in (run, other):
         text = invite_to(manifest, addresses=[ADDRESS] * 9, secret=b"", expires_at=NOW).text()
