@@ -5,32 +5,26 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
 
 from ftis_node.algorithms import policy_loss
 from ftis_node.config.manifest import RunManifest
 from ftis_node.errors import ConfigError, TaskError, UsageError
 from ftis_node.integrations import trl
 from ftis_node.integrations import trl as integration
+from ftis_node.integrations.trl import SwarmGRPOTrainer
 from ftis_node.integrations.trl.run_task import swarm_dataset
 from ftis_node.tasks.dataset_task import pinned
 from ftis_node.tasks.registry import load_task
 from ftis_node.tasks.spec import parse_spec
 from tests.trained_models import trained_model
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # TRL warns about each newer release of vLLM
-    from trl import GRPOConfig, GRPOTrainer
-
-    from ftis_node.integrations.trl import SwarmGRPOTrainer
-
-from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 GROUP_SIZE, LENGTH = 4, 6

@@ -106,8 +106,8 @@ async def test_a_worker_stopped_in_a_slow_pass_on_a_slow_disk_saves_the_newest_s
         make_boot(model_folder, tmp_path / "home", checkpoint_every_steps=1000),
         sockets_dir=tmp_path / "s",
         log_path=tmp_path / "learner.log",
-        timing=Timing(stop_grace_s=1.0, save_limit_s=120.0),
-        environment={"SLOW_PASS_S": "1.5", "SLOW_SAVE_S": "2", "PYTHONPATH": str(Path(__file__).parents[2])},
+        timing=Timing(stop_grace_s=2.0, save_limit_s=120.0),
+        environment={"SLOW_PASS_S": "4", "SLOW_SAVE_S": "2.5", "PYTHONPATH": str(Path(__file__).parents[2])},
         worker_module="tests.node.slow_save",
     )
     try:
