@@ -30,7 +30,7 @@ from ftis_node.records.parsing import SCHEMA, clip_name, fields_of, read_message
 
 MAX_BACKFILL_REQUEST_BYTES = 256
 KEY_BYTES = 32  # of Ed25519
-MAX_OFFER_BYTES = 32 << 10
+MAX_OFFER_BYTES = 96 << 10
 MAX_WEIGHTS_REQUEST_BYTES = 256
 COUNTED = ("step", "refused_groups", "trained_groups")  # of a record of stats, as the message has them
 OFFERED = ("version", "num_bytes", "sha256", "chunk_bytes", "chunks_sha256", "adapter_config")  # also in the message

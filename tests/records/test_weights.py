@@ -1,6 +1,7 @@
 """Weight offers and requests: signatures, bounds, reasons of refusals; groups that name the peer of their weights."""
 
 import hashlib
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,12 @@ def test_an_offer_is_small_and_read_unchanged(identity):
     assert len(data) < 400
 
 
+def test_an_offer_holds_an_adapter_that_names_each_layer_of_the_largest_models(identity):
+    layers = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(126) for name in "abcdefg"]
+    offer = make_offer(identity, adapter_config=json.dumps({"target_modules": layers}).encode())
+    assert open_offer(seal_offer(offer, identity)) == offer
+
+
 def test_the_last_chunk_has_the_remaining_bytes(identity):
     offer = make_offer(identity)
     assert [offer.size_of(chunk) for chunk in range(offer.num_chunks)] == [1000, 1000, 500]
@@ -88,7 +95,7 @@ def test_a_signature_of_another_domain_is_refused(identity):
         ({"probe_ids": range(300), "probe_logprobs": [-1.0] * 299}, "malformed"),
         ({"probe_logprobs": [-1.0, float("nan")]}, "malformed"),
         ({"probe_logprobs": [-1.0, float("-inf")]}, "malformed"), ({"probe_logprobs": [-1.0, 0.5]}, "malformed"),
-        ({"adapter_config": bytes(20_000)}, "malformed"), ({"adapter_config": bytes(40_000)}, "size"),
+        ({"adapter_config": bytes(80_000)}, "malformed"), ({"adapter_config": bytes(100_000)}, "size"),
         ({"model": "m" * 129}, "malformed"),
     ],
 )  # fmt: skip

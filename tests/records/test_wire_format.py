@@ -102,7 +102,7 @@ def test_the_bounds_of_the_page_agree_with_the_code():
         "a window of 1 MiB": codec.MAX_WINDOW_BYTES == 1 << 20,
         "a `Question`, at most 256 bytes": peer_messages.MAX_BACKFILL_REQUEST_BYTES == 256,
         "a `WeightsQuestion`, at most 256 bytes": peer_messages.MAX_WEIGHTS_REQUEST_BYTES == 256,
-        "an offer (at most 32 KiB)": peer_messages.MAX_OFFER_BYTES == 32 << 10,
+        "an offer (at most 96 KiB)": peer_messages.MAX_OFFER_BYTES == 96 << 10,
         "`count` of them (1 to 64)": bounds.MAX_CHUNKS_PER_QUESTION == 64,
         "chunks, at most 1 MiB each": bounds.MAX_CHUNK_BYTES == limits.max_weights_item_bytes == 1 << 20,
         "32 bytes each, 1 to 64": limits.max_ids_per_request == 64,
