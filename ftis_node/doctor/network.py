@@ -16,11 +16,10 @@ from ftis_node.errors import UsageError
 from ftis_node.gossip.dialer import AddressProbe, NetworkProbe, probe_network
 from ftis_node.gossip.multiaddr import Reachability, is_public, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.process import check_free
+from ftis_node.gossip.types import NOTABLE_SKEW_S, REFUSED_SKEW_S
 from ftis_node.telemetry.terminal_text import GIB
 
 P2PDS_PREAMBLE = re.compile(r"^.*all dials failed \* \[[^]]*\] ")
-SKEW_NOTE_S = 1.0
-SKEW_PROBLEM_S = 3.0
 SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony): peers refuse each other at 3 s"
 SMALL_RELAY_BYTES = GIB >> 6
 BY_RELAY = "behind NAT give the address of a bootstrap node, which relays; a forwarded port makes transfers faster"
@@ -168,10 +167,10 @@ def _advice(error: str) -> str:
 
 
 def _clock(skew_s: float) -> CheckResult:
-    if abs(skew_s) < SKEW_NOTE_S:
-        return CheckResult("clock.peers", "ok", f"within {SKEW_NOTE_S:g} s of the peers' clocks ({skew_s:+.2f} s)")
+    if abs(skew_s) < NOTABLE_SKEW_S:
+        return CheckResult("clock.peers", "ok", f"within {NOTABLE_SKEW_S:g} s of the peers' clocks ({skew_s:+.2f} s)")
     which = "behind" if skew_s > 0 else "ahead of"
-    level: Level = "fail" if abs(skew_s) > SKEW_PROBLEM_S else "warn"
+    level: Level = "fail" if abs(skew_s) > REFUSED_SKEW_S else "warn"
     return CheckResult(
         "clock.peers", level, f"this machine's clock is {abs(skew_s):.1f} s {which} the peers'", SYNCHRONISE
     )

@@ -56,6 +56,7 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
     dht_pb2,
 )
 from ftis_node.gossip.session_parts import SessionParts
+from ftis_node.gossip.types import REFUSED_SKEW_S
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
@@ -67,7 +68,6 @@ logger = logging.getLogger(__name__)
 
 NUM_SKEWS = 9
 MIN_CLOCKS = 2
-NAMED_SKEW_S = 3.0  # hivemind peers refuse messages with more
 MAX_OWN_ENTRIES = 64
 NUM_GIVEN_ASKED = 2  # configured peers, in each look-up
 NUM_KEYS_ASKED = 4  # of one peer at once: at most 256 members to verify before other tasks run
@@ -135,7 +135,7 @@ class Directory:
     def _note_clock(self, peer_id: str, clock_s: float) -> None:
         self._skews_s[peer_id] = clock_s
         skew_s = clock_s - (time.time() - time.monotonic())
-        if abs(skew_s - (self.clock_skew_s or 0.0)) > NAMED_SKEW_S and peer_id not in self._named:
+        if abs(skew_s - (self.clock_skew_s or 0.0)) > REFUSED_SKEW_S and peer_id not in self._named:
             self._named[peer_id] = None
             which = "one of the two is wrong" if self.clock_skew_s is None else "most peers disagree with it"
             logger.warning("the clock of peer %s is %+.0f s off this machine's: %s", peer_id, skew_s, which)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ftis_node.gossip import SwarmPhase, SwarmState
 from ftis_node.gossip.multiaddr import is_public
-from ftis_node.gossip.types import NO_PEERS_GIVEN, NOBODY_ANSWERS
+from ftis_node.gossip.types import NO_PEERS_GIVEN, NOBODY_ANSWERS, NOTABLE_SKEW_S, REFUSED_SKEW_S
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.swarm.reasons import advice_for, sentence
 from ftis_node.swarm.refusals import RefusalLog, RefusedSender
@@ -22,8 +22,6 @@ from ftis_node.telemetry.terminal_text import clipped
 
 log = logging.getLogger(__name__)
 REASON_WIDTH = 32
-SKEW_NOTE_S = 1.0
-SKEW_REFUSED_S = 3.0  # hivemind peers refuse messages with more clock skew
 SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony)"
 P2PDS_PREAMBLE = re.compile(r"failed to dial.*all dials failed \* \[[^]]*\] ")
 UNPRINTABLE = re.compile(r"[^ -~]+")
@@ -56,7 +54,7 @@ class SwarmLogLines:
         if message != self._last_logged and state.state is not SwarmPhase.STARTING:
             self._last_logged = message
             yield _connection_line(state, addresses)
-        if clock_skew_s is not None and abs(clock_skew_s) >= SKEW_NOTE_S and not self._was_warned:
+        if clock_skew_s is not None and abs(clock_skew_s) >= NOTABLE_SKEW_S and not self._was_warned:
             self._was_warned = True
             yield logging.WARNING, clock_words(clock_skew_s)
         for level, text in ((logging.WARNING, advice), (logging.INFO, release)):
@@ -68,7 +66,7 @@ class SwarmLogLines:
 def clock_words(skew_s: float) -> str:
     """Return a sentence with the error of this machine's clock and a remedy."""
     which = "behind" if skew_s > 0 else "ahead of"
-    so = "they refuse what we send" if abs(skew_s) >= SKEW_REFUSED_S else f"they refuse us at {SKEW_REFUSED_S:g} s"
+    so = "they refuse what we send" if abs(skew_s) >= REFUSED_SKEW_S else f"they refuse us at {REFUSED_SKEW_S:g} s"
     return f"this machine's clock is {abs(skew_s):.1f} s {which} the peers', {so}: {SYNCHRONISE}"
 
 
