@@ -232,9 +232,9 @@ def _exported(home: Path, capsys: pytest.CaptureFixture[str], form: str, *option
 
 def test_lists_have_a_header_and_ages(home_with_run, capsys):
     header, as_text, exact = _printed(capsys, home_with_run, "list").splitlines()
-    assert header.split() == ["age", "id", "from", "problem", "reward", "state", "tokens"]
-    assert re.fullmatch(r"\d+ (s|min) +[0-9a-f]{8}  \S+ +arithmetic/5  0\.00 +ready +3", as_text)
-    assert exact.index("arithmetic/5") == header.index("problem")
+    assert header.split() == ["GROUP", "AGE", "OF", "PROBLEM", "STATE", "STEP", "REWARD", "TOKENS"]
+    assert re.fullmatch(r"[0-9a-f]{12}  \d+ (s|min)( \d+ s)? +foreign  arithmetic/5  ready +- +0\.00 +3", as_text)
+    assert exact.index("arithmetic/5") == header.index("PROBLEM")
     assert _printed(capsys, home_with_run, "list", "--state", "taken") == "no groups\n"
 
 
@@ -254,12 +254,13 @@ def test_peers_have_a_header_and_ages(home, capsys):
     Home(home).status.write_text(json.dumps({"peers": [row, never]}))
     capsys.readouterr()
     assert run(["peers", "--home", str(home)]) == 0
-    header, unseen, banned = capsys.readouterr().out.splitlines()
-    assert header.split() == "id peer model trust accepted effective refused confirmed seen note".split()
-    assert re.match(r"p1  \\x1bann  m      banned  1234      -          3        5          1 min  1 dup", banned)
-    assert re.search(r"  1 duplicate, 2 stale; until 2033-\S+ \S+ \(operator\)$", banned)
-    assert unseen.endswith("  -"), "a peer without refusals and a ban has no note"
-    assert unseen.index("never") == header.index("seen") and unseen.index("good") == header.index("trust")
+    header, banned, unseen = capsys.readouterr().out.splitlines()
+    assert header.startswith("PEER  NAME     MODEL  ROLE  SEEN")
+    assert re.match(r"p1    \\x1bann  m      full  1 min 3\d s ago  banned  1,234 ", banned)
+    assert "  1 duplicate, 2 stale  5 " in banned
+    assert re.search(r" until 2033-\S+ \S+ \(operator\)$", banned)
+    assert unseen.endswith("  -"), "a peer without a ban has no note"
+    assert unseen.index("never") == header.index("SEEN") and unseen.index("good") == header.index("TRUST")
 
 
 def test_the_examples_read_the_buffer_and_an_envelope(home, identity, capsys):

@@ -229,7 +229,9 @@ def test_all_records_of_one_peer_are_printed(home, identity, capsys):
     listed = _printed(capsys, home, "peers")
     header, row = listed.splitlines()
     assert "\x1b" not in listed
-    assert [row[header.index(name) :].split("  ")[0] for name in ("confirmed", "effective")] == ["7", "34 %"]
+    assert [row[header.index(name) :].split("  ")[0] for name in ("CONFIRMED", "EFFECTIVE")] == [
+        "7", "34 %",
+    ]  # fmt: skip
     assert re.search(r"^groups +\d+ groups accepted since the start; it confirmed", shown, re.MULTILINE)
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 from bench.stubs.stub_node import StubNode, StubTask
-from ftis_node.cli.commands.peers import _table, peer_document, peer_screen
+from ftis_node.cli.commands.peers import HEADER, _cells, peer_document, peer_screen
 from ftis_node.config.home import Home
 from ftis_node.config.manifest import RunManifest
 from ftis_node.config.node import NodeSettings
@@ -33,6 +33,7 @@ from ftis_node.records.peer_messages import open_backfill_request
 from ftis_node.tasks.arithmetic import ArithmeticTask
 from ftis_node.tasks.base import TaskItem
 from ftis_node.telemetry.events import read_events
+from ftis_node.telemetry.terminal_text import columns
 from ftis_node.view.events import event_line
 from ftis_node.view.peers import ban_words, peer_lines, peer_row, sorted_peers
 from ftis_node.view.spans import text_of
@@ -181,7 +182,7 @@ async def render_views(parts: NodeComponents, *, all_views: bool = True) -> None
     now = time.time()
     for row in sorted_peers(rows):
         shown = [span.text for span in peer_row(row, now=now)] + [text_of(one) for one in peer_lines(row, now=now)]
-        shown += [ban_words(row), *_table([row], now=now)]
+        shown += [ban_words(row), *columns(HEADER, [_cells(row, now=now)])]
         shown += [*peer_screen(peer_document(parts.home, row["peer_id"], rows), now=now)]
         assert all(text.isprintable() for text in shown), shown
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from typing import Annotated, Any
 
@@ -15,11 +14,16 @@ from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_documen
 from ftis_node.config.home import Home
 from ftis_node.errors import UsageError
 from ftis_node.node.http_api.node_client import post_document, read_document
+from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import columns, date_time
 
 app = typer.Typer(rich_markup_mode=None, help="List peers; ban, unban or trust them.", invoke_without_command=True)
 
 PeerArgument = Annotated[str, typer.Argument(help="A peer id, 4 or more characters of its start or end, or a name.")]
+HEADER = (
+    *("PEER", "NAME", "MODEL", "ROLE", "DOMAIN", "SEEN", "TRUST"),
+    *("ACCEPTED", "REFUSED", "CONFIRMED", "EFFECTIVE", "NOTE"),
+)
 WIDTH = 80  # of one peer
 NUM_NEWEST = 5
 LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
@@ -143,13 +147,29 @@ def _change(path: Any, action: str, peer: str, as_json: bool, **options: Any) ->
 
 
 def _table(rows: list[dict[str, Any]], *, now: float) -> list[str]:
-    from ftis_node.view.peers import PEER_COLUMNS, peer_row, sorted_peers
+    table = [_cells(row, now=now) for row in rows]
+    kept = [index for index in range(len(HEADER)) if any(line[index] for line in table)]
+    shown = [[line[index] or "-" for index in kept] for line in table]
+    return columns([HEADER[index] for index in kept], shown) if rows else ["no peers yet"]
 
-    shown = [[row["peer_id"], *(one.text for one in peer_row(row, now=now)), _note(row)] for row in sorted_peers(rows)]
-    return columns(("id", *PEER_COLUMNS, "note"), shown) if rows else ["no peers yet"]
 
+def _cells(row: dict[str, Any], *, now: float) -> tuple[str, ...]:
+    from ftis_node.view.peers import effective_share
 
-def _note(row: Mapping[str, Any]) -> str:
-    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(row["groups_refused"].items()))
+    refused = ", ".join(f"{count} {reason}" for reason, count in sorted(row["groups_refused"].items())) or "0"
     banned = f"until {date_time(row['banned_until'])} ({row['ban_reason']})" if row.get("banned_until") else ""
-    return "; ".join(note for note in (refused, banned, row.get("wire_words")) if note) or "-"
+    seen = row.get("last_seen")
+    return (
+        row["peer_id"],
+        row["name"] or "-",
+        row["model"] or "-",
+        row["role"] or "-",
+        row.get("domain") or "",
+        f"{duration(now - seen)} ago" if seen else "never",
+        row.get("trust_level", "good"),
+        f"{row['groups_accepted']:,}",
+        refused,
+        f"{row['groups_confirmed']:,}",
+        effective_share(row),
+        "; ".join(note for note in (banned, row.get("wire_words")) if note),
+    )

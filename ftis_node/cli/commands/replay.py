@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ftis_node.cli.options import HomeOption, JsonOption, home_at, print_document
-from ftis_node.errors import FtisError, UsageError
+from ftis_node.errors import UsageError
+from ftis_node.telemetry.health_summary import duration
 from ftis_node.telemetry.terminal_text import MIB, columns, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ftis_node.config.home import Home
     from ftis_node.replay.group_history import CompletionDetails, GroupHistory
@@ -25,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Show or export the replay buffer of a running or stopped node."
 )
 
+LIST_HEADER = ("GROUP", "AGE", "OF", "PROBLEM", "STATE", "STEP", "REWARD", "TOKENS")
 ExportFormat = Literal["jsonl", "parquet", "envelope"]
 WIDTH = 80  # of a group
 MAX_LISTED = 1_000_000
@@ -47,10 +49,7 @@ def list_groups(
     """
     summaries = _open(home).list_groups(limit=limit, state=state)
     rows = [dataclasses.asdict(summary) for summary in summaries]
-    names: dict[str, str] = {}
-    with suppress(FtisError):  # a node that does not answer
-        names = {} if as_json else _names(home_at(home))
-    print_document(rows, lambda: _table(summaries, names, now=time.time()), as_json=as_json)
+    print_document(rows, lambda: _table(summaries, now=time.time()), as_json=as_json)
 
 
 @app.command("show")
@@ -168,12 +167,23 @@ def _open(home: Path | None) -> ReplayReader:
     return ReplayReader(home_at(home).replay)
 
 
-def _table(summaries: Sequence[GroupSummary], names: Mapping[str, str], *, now: float) -> list[str]:
-    from ftis_node.view.formats import ago
-    from ftis_node.view.groups import GROUP_COLUMNS, group_row
+def _table(summaries: Sequence[GroupSummary], *, now: float) -> list[str]:
+    rows = [_cells(summary, now) for summary in summaries]
+    return columns(LIST_HEADER, rows) if rows else ["no groups"]
 
-    rows = [[ago(one.admitted_at, now), *(span.text for span in group_row(one, names)[1:])] for one in summaries]
-    return columns(("age", *GROUP_COLUMNS[1:]), rows) if rows else ["no groups"]
+
+def _cells(summary: GroupSummary, now: float) -> tuple[str, ...]:
+    state = f"{summary.state} ({summary.reason})" if summary.reason else summary.state
+    return (
+        summary.id[:12],
+        duration(now - summary.admitted_at),
+        "own" if summary.own else "foreign",
+        f"{summary.task}/{summary.prompt_index}",
+        state,
+        "-" if summary.step is None else str(summary.step),
+        f"{summary.reward_mean:.2f}",
+        f"{summary.num_tokens:,}",
+    )
 
 
 def _figures(figures: dict[str, Any]) -> Iterator[str]:

@@ -89,7 +89,7 @@ def _render(fuzzed: FuzzedNode) -> None:
         assert all(text.isprintable() for text in lines), lines
         json.dumps(group_document(history), allow_nan=False)
         assert all(span.text.isprintable() for span in group_row(group, {}))
-        assert all(line.isprintable() for line in _table([group], {}, now=0.0))
+        assert all(line.isprintable() for line in _table([group], now=0.0))
         json.dumps(asdict(group), allow_nan=False, default=bytes.hex)
     for one in HOSTILE:
         fuzzed.parts.store.reader.groups_of(one.peer_id, limit=5)
