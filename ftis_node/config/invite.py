@@ -30,7 +30,6 @@ MAX_CHARS = 8192
 MAX_ADDRESSES = 4
 MAX_RUN_BYTES = 4096
 MAX_CANONICAL_BYTES = 1 << 16
-WBITS = -15  # deflate without a header
 MAX_SECRET_BYTES = 1024  # so that the line stays short enough to send
 AGAIN = "ask for a new one: ftis-node invite"
 
@@ -40,8 +39,8 @@ AddressText = Annotated[str, Meta(min_length=1, max_length=512)]
 class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """An invitation. `run` is the name of a preset; for another run, a colon and the canonical JSON follow.
 
-    The JSON is deflated with that of the preset, the one that gives the fewest bytes. `secret` is b"" for an open run.
-    `expires_at` is in Unix seconds. The secret itself does not expire.
+    It is deflated with the preset's JSON as dictionary. The preset is the one that gives the fewest bytes.
+    `secret` is b"" for an open run. `expires_at` is in Unix seconds. The secret itself does not expire.
     """
 
     run_id: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}$")]
@@ -62,8 +61,10 @@ class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
             if preset not in PRESETS:
                 raise ValueError
             known = load_manifest(preset).canonical()
-            unpacker = zlib.decompressobj(WBITS, zdict=known)
+            unpacker = zlib.decompressobj(zdict=known)
             canonical = unpacker.decompress(packed, MAX_CANONICAL_BYTES) if packed else known
+            if packed and not unpacker.eof:  # cut, or longer
+                raise ValueError
         except (ValueError, zlib.error):
             raise ConfigError(
                 "the run of the invitation is of another version of ftis-node: use the version of the sender"
@@ -93,7 +94,7 @@ def _packed(manifest: RunManifest, preset: str) -> bytes:
     canonical, known = manifest.canonical(), load_manifest(preset).canonical()
     if canonical == known:
         return preset.encode()
-    packer = zlib.compressobj(9, wbits=WBITS, zdict=known)
+    packer = zlib.compressobj(9, zdict=known)
     return preset.encode() + b":" + packer.compress(canonical) + packer.flush()
 
 

@@ -16,11 +16,13 @@ from ftis_node.errors import UsageError
 from ftis_node.gossip.dialer import AddressProbe, NetworkProbe, probe_network
 from ftis_node.gossip.multiaddr import Reachability, is_public, parse_listen_address, parse_multiaddr
 from ftis_node.gossip.p2pd.process import check_free
-from ftis_node.gossip.types import NOTABLE_SKEW_S, REFUSED_SKEW_S
+from ftis_node.telemetry.clock import NOTABLE_SKEW_S, REFUSED_SKEW_S
 from ftis_node.telemetry.terminal_text import GIB
 
 P2PDS_PREAMBLE = re.compile(r"^.*all dials failed \* \[[^]]*\] ")
-SYNCHRONISE = "switch on time synchronization (systemd-timesyncd, chrony): peers refuse each other at 3 s"
+SYNCHRONISE = (
+    f"switch on time synchronization (systemd-timesyncd, chrony): peers refuse each other at {REFUSED_SKEW_S:g} s"
+)
 SMALL_RELAY_BYTES = GIB >> 6
 BY_RELAY = "behind NAT give the address of a bootstrap node, which relays; a forwarded port makes transfers faster"
 NAMES = {socket.AF_INET: "ipv4", socket.AF_INET6: "ipv6"}

@@ -12,8 +12,6 @@ from ftis_node.errors import RecordError
 
 ID_BYTES = 32
 MAX_ANSWERS = 256  # answers to one query
-NOTABLE_SKEW_S = 1.0  # of a peer's clock
-REFUSED_SKEW_S = 3.0  # hivemind peers refuse messages with more
 NO_PEERS_GIVEN = "no peers were given"  # how two reasons of `ConnectionFacts.describe` begin
 NOBODY_ANSWERS = "no bootstrap peer answers"
 DUPLICATE_IDENTITY = "another node uses this identity: give each node its own home"

@@ -58,7 +58,7 @@ MAX_CHUNK_BYTES: Final = 1 << 20
 MAX_CHUNKS: Final = 1 << 20  # 32 MiB of hashes, for a file of 1 TiB
 MAX_CHUNKS_PER_QUESTION: Final = 64
 MAX_PROBE_IDS: Final = 256
-MAX_ADAPTER_CONFIG_BYTES: Final = 64 << 10  # names of all layers of a model of 400 B fit
+MAX_ADAPTER_CONFIG_BYTES: Final = 64 << 10  # names of all linear layers of a dense model of 405 B fit
 LOGPROB_SLACK: Final = 1e-3  # above 0, by rounding
 
 Bound: TypeAlias = Callable[[Any], bool]  # returns true if the field may have this value

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 
 JUMP_S = 2.0  # smaller changes are normal clock corrections
+NOTABLE_SKEW_S = 1.0  # between two machines
+REFUSED_SKEW_S = 3.0  # hivemind peers refuse messages with more
 SLEPT_S = 30.0  # a shorter gap may come from a busy machine
 
 

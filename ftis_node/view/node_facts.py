@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
+from ftis_node.telemetry.clock import NOTABLE_SKEW_S
 from ftis_node.telemetry.health_summary import (
     BUDGET_UNITS,
     CUT_SHARE,
@@ -25,7 +26,6 @@ from ftis_node.view.snapshot import MachineUsage, NodeSnapshot
 from ftis_node.view.spans import Line, Span, Tone, line
 
 BAR_WIDTH = 20
-MIN_SHOWN_SKEW_S = 1.0
 MAX_EVALUATIONS = 3
 STATE_TONES = {
     **dict.fromkeys(("ready", "running", "connected"), Tone.GOOD),
@@ -189,7 +189,7 @@ def _swarm(swarm: SwarmStatus) -> Line:
     skew = f"; the peers' clocks are {skew_s:+.1f} s off ours: switch on time synchronization"
     return line(
         f"{swarm.state}: {swarm.reason}; {swarm.peers_connected} of {swarm.peers_known} known peers connected"
-        f"{reach}{skew if abs(skew_s) >= MIN_SHOWN_SKEW_S else ''}"
+        f"{reach}{skew if abs(skew_s) >= NOTABLE_SKEW_S else ''}"
     )
 
 

@@ -88,7 +88,7 @@ def _views(document: Any) -> list[SwarmView]:
         raise FileError(f"the view of the swarm cannot be read ({error}): start the node again") from None
 
 
-def _from_directory(peers: tuple[str, ...], run: str | None) -> Any:
+def _from_directory(peers: tuple[str, ...], run: str | None) -> list[dict[str, Any]]:
     from ftis_node.bootstrap.survey import survey_run
     from ftis_node.node.startup.run_plan import is_run_id
 

@@ -56,11 +56,11 @@ from ftis_node.gossip.p2pd.hivemind_bindings import (
     dht_pb2,
 )
 from ftis_node.gossip.session_parts import SessionParts
-from ftis_node.gossip.types import REFUSED_SKEW_S
 from ftis_node.records.identity import peer_id_from_text
 from ftis_node.swarm.lru import LruDict
 from ftis_node.swarm.peer_guard import Place
 from ftis_node.swarm.topology import bucket_of
+from ftis_node.telemetry.clock import REFUSED_SKEW_S
 
 T = TypeVar("T")
 

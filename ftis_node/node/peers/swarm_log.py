@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from ftis_node.gossip import SwarmPhase, SwarmState
 from ftis_node.gossip.multiaddr import is_public
-from ftis_node.gossip.types import NO_PEERS_GIVEN, NOBODY_ANSWERS, NOTABLE_SKEW_S, REFUSED_SKEW_S
+from ftis_node.gossip.types import NO_PEERS_GIVEN, NOBODY_ANSWERS
 from ftis_node.node.peers.node_part import NodePart
 from ftis_node.swarm.reasons import advice_for, sentence
 from ftis_node.swarm.refusals import RefusalLog, RefusedSender
 from ftis_node.swarm.reputation import BY_OPERATOR
+from ftis_node.telemetry.clock import NOTABLE_SKEW_S, REFUSED_SKEW_S
 from ftis_node.telemetry.terminal_text import clipped
 
 log = logging.getLogger(__name__)
