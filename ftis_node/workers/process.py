@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 OnEvent: TypeAlias = Callable[[Any], None]
 OnSlowStop: TypeAlias = Callable[[], object]
 
+EXIT_SEEN_S = 1.0  # after a message could not be sent
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
@@ -252,6 +254,7 @@ class WorkerProcess:
             async with asyncio.timeout(self._timing.heartbeat_timeout_s):  # a stopped worker's queue may be full
                 await self._socket.send_multipart([wire.WORKER_IDENTITY, *wire.pack(control, body)])
         except (zmq.ZMQError, TimeoutError) as error:
+            await asyncio.wait({self._death}, timeout=EXIT_SEEN_S)  # the exit of a dead process says more
             raise self._die(self._died(f"cannot be reached ({error or 'it reads nothing'})")) from error
 
     async def _watch_exit(self) -> None:

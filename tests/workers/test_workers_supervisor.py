@@ -113,6 +113,25 @@ async def test_sigkill_ends_every_call_and_the_next_call_reaches_a_new_worker(st
     assert isinstance(supervisor._last_error, WorkerDiedError)
 
 
+async def test_a_call_to_a_process_that_was_just_killed_ends_with_the_reason(start_supervisor, monkeypatch):
+    """The message cannot be sent before the exit is known."""
+    watch_exit = WorkerProcess._watch_exit
+
+    async def watch_exit_late(self):
+        await self._process.wait()
+        await asyncio.sleep(0.5)
+        await watch_exit(self)
+
+    monkeypatch.setattr(WorkerProcess, "_watch_exit", watch_exit_late)
+    supervisor = await start_supervisor()
+    killed = pid_of(supervisor)
+    os.kill(killed, signal.SIGKILL)
+    await eventually(lambda: has_ended(killed))
+    await asyncio.sleep(0.1)  # until the socket knows
+    with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        await supervisor.call(ECHO, EchoReply)
+
+
 async def test_an_unhandled_error_restarts_the_worker(start_supervisor, tmp_path):
     supervisor = await start_supervisor()
     first = supervisor.pid
