@@ -112,6 +112,14 @@ TABLES: Final = {
         model_seeds=3,
         quick="--methods alone:own,ftis,accepted",
     ),
+    "methods": Table(
+        "Which of the other methods and options deserves a table with more models?",
+        "--pair size --methods alone:own,ftis,accepted,gepo,hacpo,dppo,soft_adaptive,mis,topr,cispo,gspo,"
+        "gspo:old_logprobs=learner,ftis:filter=obrs,ftis:advantage_shift=0.1,ftis:advantage_scale=success,"
+        "ftis:peer_weights=shrinkage,ftis:peer_weights=agreement,f-nois:kl_estimator=k1_fwd:kl_threshold=0.5",
+        model_seeds=3,
+        quick="--methods alone:own,ftis,hacpo",
+    ),
     "other-task": Table(
         "What does a node learn about a task on which the swarm does not train?",
         "--pair size --task arithmetic:add --ood-task arithmetic:sub --methods alone,nois,ftis",
