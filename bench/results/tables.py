@@ -114,9 +114,9 @@ TABLES: Final = {
     ),
     "methods": Table(
         "Which of the other methods and options deserves a table with more models?",
-        "--pair size --methods alone:own,ftis,accepted,gepo,hacpo,dppo,soft_adaptive,mis,topr,cispo,gspo,"
-        "gspo:old_logprobs=learner,ftis:filter=obrs,ftis:advantage_shift=0.1,ftis:advantage_scale=success,"
-        "ftis:peer_weights=shrinkage,ftis:peer_weights=agreement,f-nois:kl_estimator=k1_fwd:kl_threshold=0.5",
+        "--pair size --methods alone:own,ftis,accepted,gepo,hacpo,dppo,soft_adaptive,mis,gspo:old_logprobs=learner,"
+        "ftis:filter=obrs,ftis:advantage_shift=0.1,ftis:advantage_scale=success,ftis:peer_weights=shrinkage,"
+        "f-nois:kl_estimator=k1_fwd:kl_threshold=0.5",
         model_seeds=3,
         quick="--methods alone:own,ftis,hacpo",
     ),
