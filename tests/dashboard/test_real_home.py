@@ -67,8 +67,9 @@ def test_the_history_of_a_group_has_texts_and_events(home: Home) -> None:
     history = read_group_history(home, own.id)
     assert history is not None and history.prompt is not None
     assert "=" in (history.prompt.text or "") and len(history.completions) == 4
-    first = history.completions[0]
-    assert "".join(first.pieces).startswith(first.text or "?") and len(first.logprobs) == len(first.token_ids) > 0
+    assert any(each.text for each in history.completions)
+    for each in history.completions:  # a model may end its answer at once
+        assert "".join(each.pieces).startswith(each.text or "") and len(each.logprobs) == len(each.token_ids) > 0
     names = [event["event"] for event in history.events]
     assert names[0] == "admitted" and "taken" in names
     assert read_group_history(home, "00" * 32) is None
