@@ -117,7 +117,7 @@ TABLES: Final = {
         "--pair size --methods alone:own,ftis,accepted,gepo,hacpo,dppo,soft_adaptive,mis,gspo:old_logprobs=learner,"
         "ftis:filter=obrs,ftis:advantage_shift=0.1,ftis:advantage_scale=success,ftis:peer_weights=shrinkage,"
         "f-nois:kl_estimator=k1_fwd:kl_threshold=0.5",
-        model_seeds=3,
+        model_seeds=1,
         quick="--methods alone:own,ftis,hacpo",
     ),
     "other-task": Table(
