@@ -307,14 +307,15 @@ class WorkerProcess:
         """Return whether the process exits within its grace (`Timing`), counted in ticks, as in `liveness.py`."""
         timing, liveness = self._timing, self._liveness
         tick_s = min(timing.heartbeat_every_s, timing.stop_grace_s)
-        longest_s = liveness.longest_ticks * timing.heartbeat_every_s  # a slow machine needs it again
-        grace_s = max(timing.stop_grace_s, timing.stop_grace_factor * longest_s)
-        liveness.num_stalled_ticks = 0
+        last_progress, num_ticks = liveness.last_progress, 0
         for _ in range(round(max(timing.stop_grace_s, timing.save_limit_s) / tick_s)):
             if await self._exits_within(tick_s):
                 return True
             liveness.tick()
-            if liveness.num_stalled_ticks * tick_s >= grace_s:
+            num_ticks = num_ticks + 1 if liveness.last_progress == last_progress else 0
+            last_progress = liveness.last_progress
+            longest_s = liveness.longest_ticks * timing.heartbeat_every_s  # a slow machine needs it again
+            if num_ticks * tick_s >= max(timing.stop_grace_s, timing.stop_grace_factor * longest_s):
                 return False
             if self._spec.on_slow_stop is not None and liveness.is_busy:
                 self._spec.on_slow_stop()

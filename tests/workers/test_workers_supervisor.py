@@ -386,6 +386,19 @@ async def test_a_computation_during_a_stop_may_take_as_long_as_an_earlier_one(
     assert slow_stops, "the slow stop is not reported"
 
 
+async def test_a_computation_whose_end_is_reported_after_the_stop_counts_as_an_earlier_one(start_supervisor, tmp_path):
+    """The first computation ends between two heartbeats, and the stop comes before the second of them."""
+    timing = dataclasses.replace(QUICK, heartbeat_every_s=0.3, stop_grace_s=0.3, save_limit_s=60.0)
+    supervisor = await start_supervisor(timing=timing)
+    await supervisor.call(Sleep(seconds=1.5, blocking=True), EchoReply)
+    call = asyncio.create_task(supervisor.call(Sleep(seconds=1.5, blocking=True), EchoReply))
+    await asyncio.sleep(0)  # the call is sent
+    await asyncio.wait_for(supervisor.stop(), 30)
+    with pytest.raises(WorkerDiedError, match="was stopped"):
+        await call
+    assert (tmp_path / "closed").exists()
+
+
 async def test_a_stop_at_any_moment_of_the_start_leaves_no_process(make_supervisor):
     """The stop comes before, during and after the turns of the loop in which asyncio spawns the process."""
     for num_turns in (0, 2, 4, 9):
