@@ -44,6 +44,7 @@ from ftis_node.node.loops.status import StatusLoop
 from ftis_node.node.pausing import length_of
 from ftis_node.node.peers.peer_manager import PeerManager
 from ftis_node.node.peers.swarm_reporter import SwarmReporter
+from ftis_node.node.supervision.waits import in_background
 from ftis_node.swarm.peer_rows import find_peer
 from ftis_node.telemetry.metrics import CONTENT_TYPE, render_metrics
 from ftis_node.telemetry.status import Status
@@ -135,7 +136,7 @@ class LocalApi:
         return web.json_response(self.swarm.rows())
 
     async def show_swarm(self, request: web.Request) -> web.Response:
-        return web.json_response([self.swarm.view().as_dict()])
+        return web.json_response([(await in_background(self.swarm.view)).as_dict()])
 
     @asynccontextmanager
     async def serve(self, *, port: int) -> AsyncIterator[str]:

@@ -30,14 +30,15 @@ class SwarmReporter(NodePart):
     def view(self) -> SwarmView:
         """Return the view of the swarm: this node and the peers that it saw last."""
         own, rows = self.peers.registry.own_record, []
+        met = dict(self.peers.registry.peers)  # a copy: the event loop changes the table, and this may run in a thread
         if own is not None:
             rows.append(swarm_row(own, seen_at=time.time()))
-        for peer_id, activity in dict(self.peers.registry.peers).items():
+        for peer_id, activity in met.items():
             with self.gossip.guard.work_for(peer_id, Place.STATUS):
                 if activity.record is not None:
                     row = swarm_row(activity.record, seen_at=activity.last_seen)
                     rows.append(msgspec.structs.replace(row, receipts=tuple(activity.receipts.values())))
-        num_unreadable = sum(activity.record is None for activity in self.peers.registry.peers.values())
+        num_unreadable = sum(activity.record is None for activity in met.values())
         return make_view(
             rows,
             run=RunSummary.of(self.context.manifest),

@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.stubs.stub_node import StubNode
 from ftis_node.node.peers.copied_groups import CopyCatalog
+from ftis_node.node.peers.peer_registry import PeerActivity
 from ftis_node.telemetry.status import SwarmStatus
 from tests.node.light_swarm import LightSwarm, identity_of, manifest_of
 from tests.waiting import eventually
@@ -27,6 +28,24 @@ async def two_nodes(swarm: LightSwarm) -> AsyncIterator[tuple[StubNode, StubNode
 
 def shown(node: StubNode) -> SwarmStatus:
     return node.wiring.swarm.status(members=[])
+
+
+async def test_the_view_of_the_swarm_is_made_while_peers_come(tmp_path):
+    """A thread makes it for the file of the status, while the event loop changes the table of peers."""
+
+    class Changing(PeerActivity):
+        @property  # type: ignore[override]
+        def record(self) -> None:
+            registry.seen(next(iter(registry.peers)))  # moves the first peer to the end of the table
+
+        @record.setter
+        def record(self, value: Any) -> None: ...
+
+    async with LightSwarm(tmp_path, manifest_of()).node(1) as node:
+        registry = node.parts.peers.registry
+        for name in ("first", "second", "third"):
+            registry.peers[name] = Changing()
+        assert node.wiring.swarm.view().num_unreadable == 3
 
 
 async def test_both_ends_learn_that_groups_are_refused_and_that_they_no_longer_are(tmp_path, caplog, monkeypatch):
