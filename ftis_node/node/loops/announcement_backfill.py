@@ -125,24 +125,24 @@ class BackfillLoop(NodePart):
 
     def _fill_gaps(self, tasks: asyncio.TaskGroup, members: Sequence[str]) -> None:
         """Begin to query gaps, a few of each sender. Senders with many gaps, or that answer slowly, delay no others."""
-        for sender in self.announcements.senders():
+        able = [peer for peer in members if self._may_ask(peer)]  # without those in a pause after a failure
+        for sender in self.announcements.senders() if able else ():
             gaps = self.announcements.tracker_of(sender).gaps if self._follows(sender) else ()
             if not gaps or sender in self._filling:
                 continue
-            peer_id = self._holder_of(sender, gaps[0], members)
-            if peer_id is not None and self._slots.take(peer_id):
+            peer_id = self._holder_of(sender, gaps[0], able)
+            if self._slots.take(peer_id):
                 self._filling.add(sender)
                 alike = [gap for gap in gaps if bool(gap.tries) == bool(gaps[0].tries)]  # the same peers can help
                 filling = self._fill(sender, alike[:GAPS_PER_TURN], peer_id=peer_id)
                 tasks.create_task(filling, name=f"backfill-gaps-{sender[-6:]}")
 
-    def _holder_of(self, sender: str, gap: SequenceGap, members: Sequence[str]) -> str | None:
-        """Return the sender first if it is a member; after a try without result, any member."""
-        able = [peer for peer in members if self._may_ask(peer)]  # without those in a pause after a failure
+    def _holder_of(self, sender: str, gap: SequenceGap, able: Sequence[str]) -> str:
+        """Return the sender first if it is one of the `able` members; after a try without result, any of them."""
         if sender in able and not gap.tries:
             return sender
         others = [peer for peer in able if self._slots.pace_of(peer) is not Pace.SLOW] or able
-        return random.choice(others) if others else None
+        return random.choice(others)
 
     async def _fill(self, sender: str, gaps: Sequence[SequenceGap], *, peer_id: str) -> None:
         try:

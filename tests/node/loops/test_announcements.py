@@ -11,6 +11,7 @@ import pytest
 from bench.stubs.stub_node import StubNode
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.gossip import Fetched, FetchOutcome, GossipMessage
+from ftis_node.node.loops import announcement_backfill
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import Announcement, Envelope, join_announcements, open_envelope
 from ftis_node.records.peer_messages import BackfillRequest, open_backfill_request
@@ -60,6 +61,20 @@ async def test_a_peer_whose_replies_are_all_useless_is_not_queried_for_a_while(t
         for _ in range(4):
             await catch_up(wiring)
         assert len(requests) == num_requests
+
+
+async def test_gaps_of_many_senders_need_one_look_at_each_member(tmp_path, monkeypatch):
+    async with LightSwarm(tmp_path, manifest_of()).node(1) as alice:
+        wiring, _ = pulling(alice, [], outcome=FetchOutcome.BUSY)
+        for sender in range(50):
+            for number in (1, 3):
+                wiring.announcements.tracker_of(f"sender-{sender}").note(number, at=0.0)
+        looks = list[str]()
+        monkeypatch.setattr(wiring.backfill, "_may_ask", lambda peer_id: looks.append(peer_id) or True)
+        members = [f"member-{number}" for number in range(20)]
+        async with asyncio.TaskGroup() as tasks:
+            wiring.backfill._fill_gaps(tasks, members)
+            assert (len(tasks._tasks), looks) == (announcement_backfill.MAX_AT_ONCE, members)
 
 
 async def test_no_group_from_before_the_reset_of_the_buffer_is_requested(tmp_path):
