@@ -214,7 +214,7 @@ class Directory:
 
     def stored_runs(self) -> dict[str, StoredRun]:
         """Return the runs with members stored at this node, the run with the most members first."""
-        return count_stored_runs(self._node.protocol.storage, guard=self._guard)
+        return count_stored_runs(self._node.protocol.storage)
 
     async def lost(self) -> None:
         """Wait until the connection to p2pd has ended or its reader has failed."""

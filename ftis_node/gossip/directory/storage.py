@@ -20,7 +20,6 @@ import msgpack
 from ftis_node.gossip.directory.entries import num_shards_of, unpack_addresses, unverified
 from ftis_node.gossip.p2pd.hivemind_bindings import DHTLocalStorage, DictionaryDHTValue, MSGPackSerializer
 from ftis_node.records.addresses import block_of
-from ftis_node.swarm.peer_guard import PeerGuard, Place
 
 Key = TypeVar("Key")
 
@@ -68,12 +67,20 @@ def sample_by_block(known: Mapping[str, Sequence[str]], *, per_block: int, rng: 
     return chosen
 
 
+class Claims(NamedTuple):
+    """What a stored entry says of its author, read once: the address block, and the run with its number of shards."""
+
+    block: str
+    run: str
+    num_shards: int
+
+
 class MemberBucket(DictionaryDHTValue):  # type: ignore[misc]
     """Members of a run by peer id: the newest entry of each, and at most `MAX_MEMBERS_PER_BUCKET`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._blocks: dict[str, str] = {}
+        self._claims: dict[str, Claims] = {}
 
     def store(self, key: str, value: bytes, expiration_time: float) -> bool:
         """Store a packed entry; return whether the bucket then has it."""
@@ -81,12 +88,18 @@ class MemberBucket(DictionaryDHTValue):  # type: ignore[misc]
             return bool(held == (value, expiration_time))
         if not super().store(key, value, expiration_time):
             return False
-        self._blocks[key] = _claimed_block(value)
-        if len(self._blocks) > MAX_MEMBERS_PER_BUCKET:
-            self._blocks = {subkey: self._blocks[subkey] for subkey, _ in self.items()}  # without expired ones
-            for evicted in choose_evicted(self._blocks, room=MAX_MEMBERS_PER_BUCKET):
-                del self[evicted], self._blocks[evicted]
+        self._claims[key] = _claims(value)
+        if len(self._claims) > MAX_MEMBERS_PER_BUCKET:
+            self._claims = {subkey: self._claims[subkey] for subkey, _ in self.items()}  # without expired ones
+            blocks = {subkey: claims.block for subkey, claims in self._claims.items()}
+            for evicted in choose_evicted(blocks, room=MAX_MEMBERS_PER_BUCKET):
+                del self[evicted], self._claims[evicted]
         return key in self.data
+
+    def claims(self) -> Iterator[Claims]:
+        """Yield what the first `NUM_MEMBERS_COUNTED` members claim."""
+        for subkey, _ in itertools.islice(self.items(), NUM_MEMBERS_COUNTED):
+            yield self._claims[subkey]
 
     @classmethod
     def unpackb(cls, raw: bytes) -> MemberBucket:
@@ -126,9 +139,12 @@ class EntryStorage(DHTLocalStorage):  # type: ignore[misc]
         return True
 
 
-def _claimed_block(packed: bytes) -> str:
+def _claims(packed: bytes) -> Claims:
     parts = unverified(unpack_bytes(packed) or b"")
-    return "" if parts is None else address_block(unpack_addresses(parts[1]))
+    if parts is None:
+        return Claims("", "", 1)
+    run, payload = parts
+    return Claims(address_block(unpack_addresses(payload)), run, num_shards_of(payload))
 
 
 def unpack_bytes(packed: bytes) -> bytes | None:
@@ -190,20 +206,16 @@ class StoredRun(NamedTuple):
     num_members: int
 
 
-def count_stored_runs(storage: Any, *, guard: PeerGuard) -> dict[str, StoredRun]:
+def count_stored_runs(storage: Any) -> dict[str, StoredRun]:
     """Return the runs with members in a local storage, the run with the most members first.
 
     `EntryValidator` checked the members' signatures. With this order a run hides another only with more identities. The
     number of shards is the maximum over some members, so that a member that claims fewer cannot hide the others.
     """
-    buckets = [stored.value for _, stored in storage.items() if isinstance(stored.value, DictionaryDHTValue)]
     runs: dict[str, StoredRun] = {}
-    for subkey, (packed, _) in itertools.chain(
-        *(itertools.islice(one.items(), NUM_MEMBERS_COUNTED) for one in buckets)
-    ):
-        with guard.work_for(str(subkey), Place.DIRECTORY):
-            if (parts := unverified(unpack_bytes(packed) or b"")) is not None:
-                run, payload = parts
-                num_shards, num_members = runs.get(run, StoredRun(1, 0))
-                runs[run] = StoredRun(max(num_shards, num_shards_of(payload)), num_members + 1)
+    for bucket in (stored.value for _, stored in storage.items() if isinstance(stored.value, MemberBucket)):
+        for _, run, num_shards in bucket.claims():
+            most_shards, num_members = runs.get(run, StoredRun(1, 0))
+            runs[run] = StoredRun(max(most_shards, num_shards), num_members + 1)
+    runs.pop("", None)  # of entries that are malformed
     return dict(sorted(runs.items(), key=lambda item: (-item[1].num_members, item[0])))

@@ -45,7 +45,7 @@ from ftis_node.gossip.directory.validators import (
 )
 from ftis_node.gossip.encryption import MAX_OVERHEAD_BYTES
 from ftis_node.gossip.names import bucket_key, manifest_key, record_key
-from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, DictionaryDHTValue, MSGPackSerializer, dht_pb2
+from ftis_node.gossip.p2pd.hivemind_bindings import DHTID, DHTRecord, MSGPackSerializer, dht_pb2
 from ftis_node.gossip.session_parts import SessionParts
 from ftis_node.records.identity import Identity
 from ftis_node.swarm.peer_guard import PeerGuard
@@ -351,16 +351,16 @@ def _packed(run_id: str, num_shards: int, *, later: float) -> bytes:
     return b"\xc5" + len(raw).to_bytes(2, "big") + raw
 
 
-def test_a_member_that_claims_fewer_shards_removes_none():
+def test_a_member_that_claims_fewer_shards_removes_none(monkeypatch):
     storage, later = [], time.time() + 60
     for run_id, claims in ((RUN, (1, 8)), (RUN, (8, 1)), (RUN, (1,)), (OTHER_RUN, (2,))):
-        bucket = DictionaryDHTValue()
+        bucket = MemberBucket()
         for number, num_shards in enumerate(claims):
             bucket.store(f"member-{number}", _packed(run_id, num_shards, later=later), later)
         storage.append((DHTID.generate(), SimpleNamespace(value=bucket)))
     directory = object.__new__(Directory)
-    directory._guard = PeerGuard()
     directory._node = SimpleNamespace(protocol=SimpleNamespace(storage=dict(storage)))
+    monkeypatch.setattr(storage_module, "unpack_bytes", None)  # each entry was read when it was stored
     assert directory.stored_runs() == {RUN: StoredRun(8, 5), OTHER_RUN: StoredRun(2, 1)}
 
 
