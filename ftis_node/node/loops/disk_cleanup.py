@@ -33,8 +33,10 @@ from ftis_node.config.limits import LOG_FILE_BYTES
 from ftis_node.files import is_disk_full
 from ftis_node.node.storage.disk_space import HomeUse, measure_usage
 from ftis_node.node.storage.node_store import Store
+from ftis_node.node.supervision.process_limits import skip_without_files
 from ftis_node.node.supervision.waits import in_background
 from ftis_node.telemetry.events import event_log_files
+from ftis_node.telemetry.log import RateLimitedLog
 from ftis_node.telemetry.terminal_text import size
 from ftis_node.workers.durable import CHECKPOINT_PREFIX, DAMAGED_PREFIX, checkpoint_step, keep_newest
 
@@ -50,12 +52,12 @@ class DiskCleanupLoop:
     store: Store
 
     def __post_init__(self) -> None:
-        self._reported = ""
+        self._reported, self._shortage = "", RateLimitedLog()
 
     async def run(self) -> None:
         """Run until canceled. Raise OSError for a home that cannot be read."""
         while True:
-            await self.check()
+            await skip_without_files(self.check, self._shortage)
             await asyncio.sleep(DISK_PERIOD_S)
 
     async def check(self) -> None:

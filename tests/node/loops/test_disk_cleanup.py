@@ -1,5 +1,6 @@
 """A full home: the order of removal, the pause and its end. Also the limits of open files, priority and memory."""
 
+import errno
 import os
 import resource
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from ftis_node.config.home import Home
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ConfigError
+from ftis_node.node.loops import disk_cleanup
 from ftis_node.node.loops.disk_cleanup import DiskCleanupLoop
 from ftis_node.node.storage import home_size
 from ftis_node.node.storage.disk_space import HomeLimit, HomeUse, measure_usage
@@ -125,6 +127,20 @@ async def test_the_node_pauses_and_resumes_with_one_event_each(full):
     await space.wait_available()
     names = [event["event"] for event in read_events(full.home.events) if event["event"] in ("paused", "resumed")]
     assert names == ["paused", "resumed"]
+
+
+async def test_a_lack_of_file_descriptors_skips_one_cleanup(full, monkeypatch):
+    monkeypatch.setattr(disk_cleanup, "DISK_PERIOD_S", 0.01)
+    outcomes = iter([OSError(errno.EMFILE, "Too many open files"), None, OSError(errno.EIO, "broken disk")])
+
+    async def check():
+        if (outcome := next(outcomes)) is not None:
+            raise outcome
+
+    monkeypatch.setattr(full.loop, "check", check)
+    with pytest.raises(OSError, match="broken disk"):
+        await full.loop.run()
+    assert full.loop._shortage.count == 1
 
 
 def test_a_limit_that_cannot_be_kept_is_refused(monkeypatch):
