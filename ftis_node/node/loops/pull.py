@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ftis_node.backoff import BackoffTable, doubling
-from ftis_node.gossip import FetchOutcome, GossipLimits
+from ftis_node.gossip import FetchOutcome, GossipLimits, SwarmPhase
 from ftis_node.node.loops.announcement_backfill import BackfillLoop
 from ftis_node.node.loops.confirmations import ConfirmationLoop
 from ftis_node.node.loops.intake import IntakeLoop
@@ -47,6 +47,7 @@ MAX_RETRIES = 6
 MAX_LATER = 1024  # groups that wait for a retry
 TRANSIENT = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # refusals not caused by the group itself
 NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the envelope is not of the requested group
+NO_ANSWER = (FetchOutcome.UNREACHABLE, FetchOutcome.TIMED_OUT, FetchOutcome.BROKEN)
 WRONG_FORM = "tokenizer"  # a refusal of token ids, not of the group as text
 PULLS_IN_FLIGHT = 4  # peers from which the node pulls at the same time
 PULL_BATCH = 16  # groups
@@ -104,7 +105,8 @@ class PullLoop(NodePart):
                 again = replace(item, num_retries=attempt, is_announced=item.is_own)  # others only claim the sender
                 self._queue.add(again, holder=item.sender)
         self._queue.reroute(self._slots.is_able)
-        if self.store.space.why_full or self.context.pause.is_paused:
+        is_down = self.gossip.state.state is SwarmPhase.STARTING  # then every pull would fail at once
+        if is_down or self.store.space.why_full or self.context.pause.is_paused:
             return
         need, num_pulled = (await self._demand()).need, 0  # assigned groups are pulled beside those needed
         while True:
@@ -165,9 +167,8 @@ class PullLoop(NodePart):
         fetched = await self.gossip.fetch(peer_id, ids, as_text=as_text, timeout_s=PULL_TIMEOUT_S)
         if fetched.items:
             self._group_s[peer_id] = (time.monotonic() - began_at) / len(fetched.items)
-        if self._allowance is not None:  # bytes beyond the announced size let the next pulls wait longer
-            more_bytes = sum(map(len, fetched.items)) - _announced_bytes(batch)
-            self._allowance.spend(max(0, more_bytes), now=time.monotonic())
+        if self._allowance is not None:  # more bytes than announced let the next pulls wait longer, fewer shorter
+            self._allowance.spend(sum(map(len, fetched.items)) - _announced_bytes(batch), now=time.monotonic())
         requested = None if as_text else frozenset(ids)  # a group as text has a different id
         judged = [self.intake.submit(data, origin=peer_id, requested=requested) for data in fetched.items]
         verdicts = await asyncio.gather(*judged)
@@ -230,8 +231,9 @@ class PullLoop(NodePart):
     ) -> None:
         """Charge a peer for a failed pull, or for an answer that lacks groups that it announced as its own.
 
-        The node requests these from it no more, so it pays once. Some groups cannot be sent as text, so such an answer
-        costs something only if it is empty.
+        A pull that fails while no member is connected costs nothing: this node's own network is down. The node requests
+        groups that an answer lacks from the peer no more, so it pays once. Some groups cannot be sent as text, so such
+        an answer costs something only if it is empty.
         """
         peer_id, as_text = batch.source
         if outcome is FetchOutcome.COMPLETE:
@@ -243,7 +245,8 @@ class PullLoop(NodePart):
                 return
         self._slots.backoff.failed(peer_id, now=time.monotonic())
         behaviour = Behaviour.REFUSED if outcome is FetchOutcome.TOO_LARGE else Behaviour.PULL_FAILED
-        self.peers.note(peer_id, behaviour, reason=f"pull_{outcome.value}")
+        if outcome not in NO_ANSWER or self.gossip.state.state is SwarmPhase.CONNECTED:
+            self.peers.note(peer_id, behaviour, reason=f"pull_{outcome.value}")
         self._count_failed(batch, outcome)
 
     def _count_failed(self, batch: PullRequest, outcome: FetchOutcome) -> None:

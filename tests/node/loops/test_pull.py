@@ -4,13 +4,15 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
+from unittest.mock import AsyncMock
 
 import pytest
 
 from bench.stubs.stub_node import stub_group
 from ftis_node.backoff import BackoffTable, doubling
 from ftis_node.config.manifest import RunManifest
-from ftis_node.gossip import Fetched, FetchOutcome
+from ftis_node.gossip import Fetched, FetchOutcome, SwarmPhase
 from ftis_node.node.daemon import serve_last_groups
 from ftis_node.node.loops import announcement_backfill, announcement_shards, confirmations, pull
 from ftis_node.node.loops.confirmations import BURST
@@ -18,6 +20,7 @@ from ftis_node.node.peers import outgoing_slots
 from ftis_node.node.wiring import Wiring
 from ftis_node.records.envelope import Announcement
 from ftis_node.swarm.pull_queue import PullItem, PullRequest, PullSource
+from ftis_node.swarm.rate_limits import TokenBucket
 from ftis_node.swarm.topology import shard_of
 from ftis_node.validation import Refusal, Refused
 from tests.node.light_swarm import (
@@ -339,6 +342,31 @@ async def test_an_answer_that_lacks_own_groups_is_charged_once(tmp_path, as_text
         for _ in range(2):
             alice.wiring.pull._note_outcome(batch, FetchOutcome.COMPLETE, missing=missing, is_empty=is_empty)
         assert alice.parts.peers.row("p")["reasons"].get("pull_complete", 0) == num_charged
+
+
+async def test_a_pull_that_fails_while_this_nodes_own_network_is_down_costs_its_peer_nothing(tmp_path):
+    batch = PullRequest(PullSource("p", as_text=False), (PullItem(bytes(32), "p", 1, 5, 1.0),))
+    swarm = LightSwarm(tmp_path, manifest_of())
+    async with swarm.node(1) as alice:
+        note = partial(alice.wiring.pull._note_outcome, batch, missing=[], is_empty=True)
+        for outcome in (FetchOutcome.UNREACHABLE, FetchOutcome.TIMED_OUT, FetchOutcome.BROKEN, FetchOutcome.TOO_LARGE):
+            note(outcome)
+        assert alice.parts.peers.row("p")["reasons"] == {"pull_too_large": 1}
+        async with swarm.node(2):
+            await eventually(lambda: alice.gossip.state.state is SwarmPhase.CONNECTED)
+            note(FetchOutcome.TIMED_OUT)
+        assert alice.parts.peers.row("p")["reasons"] == {"pull_too_large": 1, "pull_timed_out": 1}
+
+
+async def test_bytes_that_do_not_arrive_count_in_no_download_limit(tmp_path, monkeypatch):
+    batch = PullRequest(PullSource("p", as_text=False), (PullItem(bytes(32), "p", 1, 900, 1.0),))
+    async with LightSwarm(tmp_path, manifest_of()).node(1) as alice:
+        monkeypatch.setattr(alice.gossip, "fetch", AsyncMock(return_value=Fetched((), FetchOutcome.BUSY)))
+        pull, now = alice.wiring.pull, time.monotonic()
+        pull._allowance = TokenBucket(rate_per_s=1e-6, burst=1000)
+        pull._allowance.spend(900, now=now)  # as `_dispatch` does
+        await pull._pull(batch)
+        assert pull._allowance.left(now=now) == pytest.approx(1000)
 
 
 async def test_a_group_that_came_in_another_tokenizers_ids_is_requested_as_text(tmp_path):
