@@ -24,12 +24,13 @@ class AnnouncementQueue:
         self._capacity = capacity
         self._counters = counters
         self._error: BaseException | None = None
+        self._has_reader = False  # the role "generator" has none: it drops all, which is no fault to report
 
     def put(self, announcement: GossipMessage) -> None:
         self._counters.announcements_received += 1
         if self._queue.qsize() >= self._capacity:
             self._queue.get_nowait()
-            self._counters.announcements_dropped += 1
+            self._counters.announcements_dropped += self._has_reader
         self._queue.put_nowait(announcement)
 
     def close(self, error: BaseException | None = None) -> None:
@@ -39,6 +40,7 @@ class AnnouncementQueue:
             self._queue.put_nowait(None)
 
     async def drain(self) -> AsyncIterator[GossipMessage]:
+        self._has_reader = True
         while (announcement := await self._queue.get()) is not None:
             yield announcement
         self._queue.put_nowait(None)  # for the next reader

@@ -59,6 +59,19 @@ async def test_a_fault_is_raised_after_the_waiting_announcements():
         await anext(announcements)
 
 
+async def test_messages_dropped_before_anyone_reads_are_no_fault_to_report():
+    """A generator follows its shard, but reads no announcements."""
+    counters = GossipCounters()
+    queue = AnnouncementQueue(capacity=3, counters=counters)
+    for number in range(5):
+        queue.put(GossipMessage("peer", b"%d" % number))
+    assert (counters.announcements_received, counters.announcements_dropped) == (5, 0)
+    assert (await anext(queue.drain())).payload == b"2"
+    for number in range(5):
+        queue.put(GossipMessage("peer", b"%d" % number))
+    assert counters.announcements_dropped == 4
+
+
 def test_an_entry_from_before_a_restart_is_not_of_another_node():
     assert not is_of_another(100.0, own=())
     own = LruDict[float, None](64)

@@ -122,10 +122,10 @@ class FollowLoop(NodePart):
         return None, signed
 
     def _should_fetch(self, offer: WeightsOffer) -> bool:
-        """Return whether the offer is new, and the delay policy allows another pending version."""
+        """Return whether the offer is new, there is disk space, and the delay policy allows another pending version."""
         newest = self._newest
         is_known = newest is not None and (offer.version, offer.sha256) == (newest.version, newest.sha256)
-        if is_known or self.context.pause.is_paused:
+        if is_known or self.context.pause.is_paused or self.store.space.why_full:
             return False
         return should_fetch(
             self._settings.delay,

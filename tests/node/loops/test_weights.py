@@ -26,6 +26,7 @@ from ftis_node.node.loops import weight_follow, weight_offer
 from ftis_node.node.loops.weight_download import Download, OfferWithdrawnError
 from ftis_node.node.loops.weight_offer import newest_offered
 from ftis_node.node.pausing import Decision
+from ftis_node.node.storage.disk_space import HomeLimit, HomeUse
 from ftis_node.node.storage.weight_versions import OFFER_FILE
 from ftis_node.node.wiring import NodeComponents, Wiring
 from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
@@ -191,6 +192,20 @@ async def test_versions_arrive_and_are_served_in_order(tmp_path):
         assert received.envelope_bytes_in == 0
         await eventually(lambda: pair.generator.context.state.policy_version == 5)
         assert _held(tmp_path) == [5], "older versions are still there"
+
+
+async def test_no_version_is_fetched_while_the_disk_is_full(tmp_path):
+    async with _pair(tmp_path) as pair:
+        space = pair.generator.store.space
+        space.limit = HomeLimit(0, reserve_bytes=1)
+        space.note(HomeUse(used_bytes=1, free_bytes=0))
+        offer = await pair.offer(1, b"weights")
+        await eventually(lambda: len(pair.requests) > 2)
+        assert {request.part for request in pair.requests} == {WeightsPart.OFFER}
+        assert not pair.follow._should_fetch(offer)
+        space.limit = HomeLimit(1 << 40, reserve_bytes=0)
+        space.note(HomeUse(used_bytes=1, free_bytes=1 << 40))
+        await eventually(lambda: pair.served == [1])
 
 
 async def test_a_restarted_generator_serves_its_last_version_and_resumes_a_partial_file(tmp_path):
