@@ -91,8 +91,8 @@ class Injector:
 
     def _is_marked(self, value: object, depth: int = MAX_DEPTH) -> bool:
         if isinstance(value, str | bytes | bytearray):
-            kind = str if isinstance(value, str) else bytes
-            return any(isinstance(mark, kind) and mark in value for mark in self.marks)  # type: ignore[operator]
+            kind, marks = str if isinstance(value, str) else bytes, tuple(self.marks)  # another thread may add some
+            return any(isinstance(mark, kind) and mark in value for mark in marks)  # type: ignore[operator]
         return depth > 0 and any(self._is_marked(part, depth - 1) for part in _parts_of(value))
 
 
