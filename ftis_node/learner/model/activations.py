@@ -18,18 +18,39 @@ from torch.autograd import Function
 from torch.nn import functional
 
 PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
+LARGE = 300.0  # of a hidden value, so that a limit inside a block acts
+TOLERANCE = 1e-3  # of the largest value
 
 
 def replace_gated_blocks(causal_lm: nn.Module) -> int:
     """Replace the computation of all gated blocks with SiLU, found by transformers' names of their parts.
 
-    Returns their number. Values are identical, gradients equal up to rounding.
+    Returns their number. Values are identical, gradients equal up to rounding. Blocks with another formula stay.
     """
     found = [module for module in causal_lm.modules() if all(hasattr(module, part) for part in PARTS)]
-    gated = [module for module in found if type(module.act_fn).__name__ in ("SiLU", "SiLUActivation")]
+    is_gated = {type(module): _is_gated(module) for module in found}
+    gated = [module for module in found if is_gated[type(module)]]
     for module in gated:
         module.forward = MethodType(_forward, module)  # one function for all layers, so that it compiles once
     return len(gated)
+
+
+@torch.no_grad()
+def _is_gated(module: Any) -> bool:
+    """Return whether a block computes `_forward`: some classes with these parts have factors, limits or experts, too.
+
+    A block without values, on the meta device, is judged by its parts alone.
+    """
+    has_more = {name for name, _ in module.named_children()} - set(PARTS) or list(module.parameters(recurse=False))
+    if has_more or type(module.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
+        return False
+    weight, width = module.gate_proj.weight, module.gate_proj.in_features
+    if weight.is_meta:
+        return True
+    dtype = weight.dtype if weight.is_floating_point() else torch.float32
+    hidden = torch.linspace(-LARGE, LARGE, 4 * width, device=weight.device).to(dtype).view(1, 4, width)
+    theirs, ours = module(hidden), _forward(module, hidden)
+    return torch.allclose(theirs, ours, rtol=0.0, atol=TOLERANCE * float(theirs.abs().max()))
 
 
 def _forward(module: Any, hidden: Tensor) -> Tensor:

@@ -302,6 +302,22 @@ def test_another_activation_is_not_changed():
     assert replace_gated_blocks(model) == 0
 
 
+@pytest.mark.parametrize("formula", ["factor", "limit", "learned factor"])
+def test_a_block_with_another_formula_is_not_changed(formula):
+    class Block(type(make_model().model.layers[0].mlp)):
+        def forward(self, hidden):
+            gate, up = self.act_fn(self.gate_proj(hidden)), self.up_proj(hidden)
+            product = gate.clamp(max=7.0) * up if formula == "limit" else gate * up
+            return self.down_proj(product) * (0.9 if formula == "factor" else getattr(self, "scale", 1.0))
+
+    model = make_model()
+    for layer in model.model.layers:
+        layer.mlp.__class__ = Block
+        if formula == "learned factor":
+            layer.mlp.scale = torch.nn.Parameter(torch.ones(1))
+    assert replace_gated_blocks(model) == 0
+
+
 def test_a_model_without_an_adapter_loads_no_peft():
     call = "assert lora_layers(torch.nn.Linear(2, 2)) == {} and 'peft' not in sys.modules"
     code = f"import sys, torch; from ftis_node.learner.model.lora import lora_layers; {call}"
