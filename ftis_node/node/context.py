@@ -159,6 +159,12 @@ class NodeContext:
         return self.identity.peer_id
 
     @property
+    def policy_name(self) -> str:
+        """Return the model's name in own groups. Quantized weights are another policy, which no audit compares."""
+        is_quantized = self.settings.is_quantized or "quantization" in self.settings.generation.engine_options
+        return f"quantized {self.about.model}" if is_quantized else self.about.model
+
+    @property
     def shard(self) -> int:
         """Return the gossip shard in which this node announces its groups."""
         return shard_of(self.peer_id, self.manifest.wire.announcement_shards)

@@ -29,7 +29,7 @@ from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import FinishReason, Group, SamplingSettings
 from ftis_node.tasks.base import Task, TaskItem
 from ftis_node.tasks.problems import stable_hash
-from ftis_node.tasks.scorer import IsolatedScorer
+from ftis_node.tasks.scorer import OWN_SHARE, IsolatedScorer
 from ftis_node.tasks.scoring_worker import ScoringCost
 
 LARGEST_SHUFFLED = 1 << 20  # problems
@@ -185,7 +185,7 @@ class GenerateLoop(NodePart):
             ) from error
 
     async def _generate(self, item: TaskItem, prompt_ids: list[int]) -> tuple[Group, int]:
-        cost = ScoringCost()
+        cost = ScoringCost(share=OWN_SHARE)
         rollouts = await self._sampler.sample(item, prompt_ids, self.context.manifest.sampling.group_size, cost=cost)
         assert rollouts is not None, "a prompt within its limit leaves space for a completion"
         result, scores = rollouts.result, rollouts.scores
@@ -204,7 +204,7 @@ class GenerateLoop(NodePart):
             policy_versions=result.policy_versions,
             policy_versions_newest=result.policy_versions_newest,
             sampling=self._sampling,
-            model=self.context.about.model,
+            model=self.context.policy_name,
             tokenizer=self.context.about.tokenizer,
             created_at=time.time(),
             weights_of=self.context.settings.roles.follow or None,

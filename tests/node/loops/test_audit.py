@@ -52,7 +52,8 @@ async def audited(
     **limits: Any,
 ) -> tuple[int, list[tuple[str, Behaviour, str]], list[str]]:
     """Offer groups to a node whose peers claim its weights; return the number of audits, noted conduct and events."""
-    settings = NodeSettings(model="m", validation={"audit_fraction": 1.0, **limits})
+    generation = {"engine_options": {"quantization": "fp8"}} if limits.pop("quantized", False) else {}
+    settings = NodeSettings(model="m", validation={"audit_fraction": 1.0, **limits}, generation=generation)
     learner, state = Learner(kl), NodeState(policy_version=version)
     folder = Path(tempfile.mkdtemp(dir=folder))
     with components(folder, settings=settings, model=model, learner=learner, state=state) as node:
@@ -117,6 +118,8 @@ CLAIM = followers(accepted(model="any", version=3))
         (followers(CLAIM, of=ANN), {"version": 3}, 0), (CLAIM, {"version": 3, "prepare": reused(2)}, 1),
         (CLAIM, {"version": 3, "prepare": reused(3)}, 0), (accepted(model="folder"), {"model": "folder"}, 0),
         (accepted(model="folder"), {"model": "folder", "audit_folders": True}, 1),
+        (accepted(), {"quantized": True}, 0), (accepted(model=f"quantized {MODEL}"), {}, 0),
+        (accepted(model=f"quantized {MODEL}"), {"quantized": True}, 0),
     ],
 )  # fmt: skip
 async def test_only_groups_that_claim_the_nodes_weights_are_compared(tmp_path, group, node, num_audits):
