@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})  # a text cannot cause these exit codes
 GROUP_LIMIT_S = 20.0
+OWN_SHARE = 0.5  # of the limits, for own groups: a peer's machine may need twice the processor time
 NUM_TRIES = 2  # the current text is not to blame for a pool that broke while idle
 
 
@@ -144,7 +145,7 @@ class IsolatedScorer:
         for text in texts:
             if is_whole_group and cost.num_unfinished:
                 break
-            if cost.seconds - before_s >= self._limits.group_limit_s:
+            if cost.seconds - before_s >= self._limits.group_limit_s * cost.share:
                 log.warning("%s: %d texts of one group took too long to score", item.ref, len(texts) - len(scores))
                 cost.num_stopped += len(texts) - len(scores)
                 break
@@ -231,7 +232,7 @@ class IsolatedScorer:
         """Do the same; raise BrokenProcessPool if the pool broke for a reason other than `work`."""
         limits = self._limits
         pool = await self._running_pool()
-        given = (work, name, split, limits.time_limit_s)
+        given = (work, name, split, limits.time_limit_s * cost.share)
         try:
             scheduled = pool.schedule(work_in_worker, args=given, timeout=limits.wall_limit_s)
         except RuntimeError as error:  # the pool broke or was closed since the check

@@ -36,9 +36,10 @@ class ScoringCost:
 
     `num_stopped` counts texts that used up their CPU time or ended the process. `num_lost` counts texts that this
     machine did not finish, because it is busy or because something else ended the process. None of these texts has a
-    score.
+    score. `share` is the part of the limits on processor time that the group may use.
     """
 
+    share: float = 1.0
     seconds: float = 0.0
     num_stopped: int = 0
     num_lost: int = 0

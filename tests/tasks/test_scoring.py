@@ -76,6 +76,15 @@ async def test_a_group_of_slow_texts_has_a_common_time_limit(caplog):
     assert "48 texts of one group took too long to score" in caplog.text
 
 
+async def test_own_texts_have_a_part_of_the_limits():
+    """A peer with a machine half as fast then still scores an own group within its limits."""
+    limits = ScoringLimits(time_limit_s=60.0, wall_limit_s=5.0)
+    async with IsolatedScorer(HostileTask(), limits=limits) as scorer:
+        cost = ScoringCost(share=0.01)
+        assert await scorer.score(ITEM, ["stuck"], cost=cost) == [UNSCORED]
+        assert (cost.num_stopped, cost.num_lost) == (1, 0), "not stopped by its part of the processor time"
+
+
 async def test_a_process_killed_while_idle_is_replaced(scorer):
     ((inverse, _),) = await scorer.score(ITEM, ["pid"])
     os.kill(round(1 / inverse), signal.SIGKILL)

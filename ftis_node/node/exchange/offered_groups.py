@@ -22,7 +22,7 @@ from ftis_node.records.codec import hash_messages, hash_prompt
 from ftis_node.records.group import CompletionStatus, FinishReason, Group, SamplingSettings
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.tasks.base import Task, TaskItem
-from ftis_node.tasks.scorer import score_answers
+from ftis_node.tasks.scorer import OWN_SHARE, score_answers
 from ftis_node.tasks.scoring_worker import ScoringCost
 from ftis_node.validation import Refusal, ValidationContext
 from ftis_node.validation.episode_replay import play_again
@@ -66,7 +66,7 @@ class OfferedGroups:
                 return refusal
         if refusal := lengths_fit_prompt(group, prompt_ids.tolist(), self.checks):
             return refusal
-        cost = ScoringCost()
+        cost = ScoringCost(share=OWN_SHARE)
         scored: Group | Refusal
         if group.turn_lengths:
             played = await play_again(group, item, prompt_ids.tolist(), self.checks, cost)
