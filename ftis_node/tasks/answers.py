@@ -45,6 +45,7 @@ _NUMBER = re.compile(r"([+-]?)0*(\d+)(?:\.(\d*?)0*)?")
 _DRESS = re.compile(r"\\boxed\{([^{}]*)\}|\$([^$]*)\$|\\\(([^()]*)\\\)")
 
 _DELIMITED = re.compile(r"\$.+\$|\\\(|\\\[|\\boxed", re.DOTALL)
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\(?:text|mbox|mathrm|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+|\{[a-z]*matrix\}")
 _PROSE = re.compile(r"(?<![A-Za-z])(?!(?:sqrt|frac|sin|cos|tan|log|exp|and)\b)[A-Za-z]{3,}")
 _THOUSANDS = re.compile(r"(?<=\d)(?:,?\\[,!;: ]|\{,\})(?=\d{3})")
@@ -74,6 +75,8 @@ def answers_agree(reference: str, answer: str) -> bool:
         return True
     if not is_within_limits(answer) or answer.count("\\boxed") > 1:
         return False
+    if (words := _TEXT.fullmatch(reference)) and _folded(words[1]) == _folded(answer):
+        return True
     try:
         number = _plain_reference(reference)
         return _is_math(reference, answer) if number is None else _is_number(number, answer)
@@ -81,6 +84,10 @@ def answers_agree(reference: str, answer: str) -> bool:
         # Third-party parsers on untrusted text may raise any exception. Then the answer gets no reward.
         log.debug("an answer could not be read", exc_info=True)
         return False
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().rstrip(" .").split())
 
 
 def _is_number(reference: Fraction, answer: str) -> bool:

@@ -49,6 +49,7 @@ _REPLACED: Final = (
 )
 _CLEANING: Final = tuple((re.compile(pattern), text) for pattern, text in _REPLACED)
 _UNIT = re.compile(r"\s*\\(?:text|mbox|mathrm)\s*\{[^{}\d]*\}(?:\^(?:\{\d\}|\d))?$")
+_LISTED = re.compile(r"\d, \d")  # in a reference; an answer may have a space in a number
 _VULGAR = re.compile("[¼-¾⅐-⅞]")
 _REMARK = re.compile(r"(?<=\d)([^()=]*?)\([^()]*\)\s*$")
 _OF_ALL = re.compile(r"(?<=\d) (?:out )?of (?:the |a total of )?\d[\d,]*(?=\s|$)")
@@ -78,7 +79,9 @@ def cleaned(text: str) -> str:
 
 
 def plain_number(reference: str) -> Fraction | None:
-    """Return the number that a reference is, with a unit or without; None for any other one, also for a fraction."""
+    """Return the number that a reference is, with a unit or without; None for a fraction, a list and any other one."""
+    if _LISTED.search(reference):
+        return None
     found = _NUMBER.fullmatch(cleaned(_UNIT.sub("", reference)))
     return _value(found) if found and found["decimal"] else None
 

@@ -107,6 +107,8 @@ RIGHT = {
     "2,3": ("x = 2, x = 3", "x = 2 or x = 3", "3 and 2"),
     r"\left( 3, \frac{\pi}{2} \right)": (r"(3, \pi/2)",),
     r"\text{Evelyn}": ("Evelyn",),
+    r"\text{June 20}": ("June 20", "june 20."),
+    "12, 144": ("12, 144",),
     r"11\sqrt2": ("11*sqrt(2)",),
     "6 - 5i": ("-5i + 6",),
     "x^2 + 2x + 1": ("(x+1)^2",),
@@ -130,6 +132,8 @@ WRONG = {
     "15": ("12 of the 15 apples",),
     "2": (r"\left( 3, \frac{\pi}{2} \right)",),  # the last number alone is no answer
     r"\text{Evelyn}": ("Carla",),
+    r"\text{June 20}": ("June 21", "May 20", "20"),
+    "12, 144": ("12144", "12,144", "12"),
     "x^2 + 1": ("x^2 - 1", "**x^2 - 1**"),
     "3": ("negative 3", "minus 3", "the answer is minus 3", "negative -3"),
     "7": ("--7", "- -7", "the answer is --7", "−−7"),
