@@ -399,6 +399,19 @@ async def test_a_computation_whose_end_is_reported_after_the_stop_counts_as_an_e
     assert (tmp_path / "closed").exists()
 
 
+async def test_a_stop_waits_for_a_call_that_its_caller_canceled(start_supervisor, tmp_path):
+    """Until then the worker is busy, as in a computation that only a thread can end."""
+    slow_stops: list[int] = []
+    supervisor = await start_supervisor(on_slow_stop=lambda: slow_stops.append(1))
+    call = asyncio.create_task(supervisor.call(Sleep(seconds=30, end_s=1.0), EchoReply))
+    await eventually((tmp_path / "asleep").exists)
+    call.cancel()
+    await asyncio.wait({call})
+    await supervisor.stop()
+    assert (tmp_path / "canceled").exists()
+    assert slow_stops, "the slow stop is not reported"
+
+
 async def test_a_stop_at_any_moment_of_the_start_leaves_no_process(make_supervisor):
     """The stop comes before, during and after the turns of the loop in which asyncio spawns the process."""
     for num_turns in (0, 2, 4, 9):
