@@ -552,6 +552,16 @@ async def test_a_stop_during_a_pause_lets_the_worker_save(make_supervisor, tmp_p
     assert (tmp_path / "closed").exists(), "the worker was killed while it saved"
 
 
+async def test_a_restart_during_a_pause_lets_the_worker_save(start_supervisor, tmp_path):
+    supervisor = await start_supervisor(fault="slow-end", timing=dataclasses.replace(QUICK, stop_grace_s=10.0))
+    pausing = asyncio.create_task(supervisor.pause())
+    await asyncio.sleep(0.2)
+    assert supervisor.pid is not None, "the worker ended before the restart"
+    supervisor.restart("hangs")
+    await pausing
+    assert (tmp_path / "closed").exists(), "the worker was killed while it saved"
+
+
 async def test_a_supervisor_that_is_paused_before_its_start_starts_no_process(make_supervisor, tmp_path):
     supervisor = make_supervisor()
     await supervisor.pause()
