@@ -259,7 +259,8 @@ class WorkerProcess:
 
     async def _watch_exit(self) -> None:
         code = await self._process.wait()
-        kind = WorkerDiedError if code == -signal.SIGKILL else WorkerCrashedError
+        was_ended = code in (0, -signal.SIGTERM, -signal.SIGKILL)  # 0: a worker saves after SIGTERM
+        kind = WorkerDiedError if was_ended else WorkerCrashedError
         self._die(self._died(describe_exit(code), kind))
 
     async def _watch_heartbeats(self) -> None:

@@ -459,8 +459,13 @@ async def test_a_worker_ignores_sigint_and_ends_on_sigterm(start_supervisor, tmp
     os.kill(pid, signal.SIGINT)
     await asyncio.sleep(0.2)
     assert (await supervisor.call(ECHO, EchoReply)).pid == pid
+    call = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply))
+    await eventually((tmp_path / "asleep").exists)
     os.kill(pid, signal.SIGTERM)
-    await eventually((tmp_path / "closed").exists)
+    with pytest.raises(WorkerDiedError, match="exited with code 0") as caught:
+        await call
+    assert type(caught.value) is WorkerDiedError, "no fault of the request"
+    assert (tmp_path / "closed").exists()
 
 
 async def test_processes_that_a_worker_started_end_with_it(start_supervisor):
