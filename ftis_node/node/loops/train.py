@@ -242,9 +242,13 @@ class WeightSync:
         self._task: asyncio.Task[None] | None = None
 
     def take(self, news: PublishedWeights | WeightProof) -> None:
-        """Take the published weights, or their proof, as the learner reports them."""
+        """Take the published weights, or their proof, as the learner reports them.
+
+        A learner that dies while the step waits for disk space repeats it, and reports both again.
+        """
         if not isinstance(news, PublishedWeights):
-            self._proof.set_result(news)
+            if not self._proof.done():
+                self._proof.set_result(news)
         elif self._task is None:
             self._task = asyncio.create_task(self._deliver(news, self._proof), name="deliver-weights")
 

@@ -16,7 +16,7 @@ from ftis_node.errors import ModelError, WorkerCrashedError, WorkerDiedError, Wo
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderStats
 from ftis_node.node.context import NodeState
-from ftis_node.node.loops.train import TrainLoop, update_engine
+from ftis_node.node.loops.train import TrainLoop, WeightSync, update_engine
 from ftis_node.node.peers.peer_registry import RECENT_STEPS
 from ftis_node.node.training.step_groups import take_groups
 from ftis_node.node.wiring import NodeComponents, Wiring
@@ -263,3 +263,18 @@ async def test_weights_that_a_restarted_learner_removed_end_the_node_only_if_non
             with pytest.raises(ModelError) if version == ends_at else nullcontext():
                 await update_engine(weights, None, context=node.context, generation=generation)
         assert generation.policy_version == 6
+
+
+async def test_a_step_that_a_restarted_learner_repeats_is_delivered_once():
+    """It died while the step waited for disk space, after its weights and their proof."""
+    weights, proof = PublishedWeights(version=1, path="", num_bytes=0), WeightProof(1, (1, 2), (-1.0,))
+    delivered: list[Any] = []
+
+    async def deliver(weights: PublishedWeights, proof: Any) -> None:
+        delivered.append((weights, await proof))
+
+    sync = WeightSync(deliver)
+    for news in (weights, proof, weights, proof):
+        sync.take(news)
+    await sync.finish(TrainReply(report=StepReport(step=1, policy_version=1), weights=weights, proof=proof))
+    assert delivered == [(weights, proof)]
