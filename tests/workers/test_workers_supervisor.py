@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq.asyncio
 from echo_worker import Die, Echo, EchoReply, Fail, Sleep, Spawn, Stray, Tick
 from worker_support import QUICK, has_ended, pid_of
 
@@ -129,6 +130,17 @@ async def test_a_call_to_a_process_that_was_just_killed_ends_with_the_reason(sta
     await eventually(lambda: has_ended(killed))
     await asyncio.sleep(0.1)  # until the socket knows
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        await supervisor.call(ECHO, EchoReply)
+
+
+async def test_a_call_to_a_worker_that_reads_nothing_ends_with_the_reason(start_supervisor, monkeypatch):
+    async def time_out(*_):
+        monkeypatch.undo()
+        raise TimeoutError
+
+    supervisor = await start_supervisor()
+    monkeypatch.setattr(zmq.asyncio.Socket, "send_multipart", time_out)
+    with pytest.raises(WorkerDiedError, match=r"cannot be reached \(it reads nothing\)"):
         await supervisor.call(ECHO, EchoReply)
 
 
