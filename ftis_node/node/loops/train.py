@@ -290,6 +290,8 @@ async def update_engine(
         if isinstance(error, ModelError) and streak.is_failing and not streak.has_succeeded:
             raise
         await generation.start()
+    if generation.policy_version != weights.version:
+        return
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
     transfer = generation.weight_transfer

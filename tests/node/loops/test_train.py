@@ -263,6 +263,7 @@ async def test_weights_that_a_restarted_learner_removed_end_the_node_only_if_non
             with pytest.raises(ModelError) if version == ends_at else nullcontext():
                 await update_engine(weights, None, context=node.context, generation=generation)
         assert generation.policy_version == 6
+        assert [event["version"] for event in events_of(node, "served")] == sorted({*range(1, 7)} - refused)
 
 
 async def test_a_step_that_a_restarted_learner_repeats_is_delivered_once():
