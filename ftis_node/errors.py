@@ -98,7 +98,7 @@ class WorkerDiedError(WorkerError):
 
 
 class WorkerCrashedError(WorkerDiedError):
-    """A worker ended by itself: not killed, as the system does without memory, and not silent."""
+    """A worker ended by itself: not silent, and not by SIGKILL or SIGTERM, as the system ends it without memory."""
 
 
 class WorkerTaskError(WorkerError):

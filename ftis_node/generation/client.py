@@ -172,9 +172,9 @@ class GenerationClient(WorkerClient):
     async def start(self, on_phase: OnPhase | None = None) -> None:
         """Return when the worker serves. Raises ModelError, EngineError, MachineError, WorkerDiedError.
 
-        `on_phase` is called with each phase of this start and of all restarts.
+        `on_phase` is called with each phase of this start and of all restarts; None: the one of before.
         """
-        self._on_phase = on_phase
+        self._on_phase = on_phase or self._on_phase
         await self.supervisor.start()
 
     async def generate(self, request: GenerateRequest) -> GenerationResult:

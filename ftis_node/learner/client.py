@@ -74,7 +74,7 @@ class LearnerClient(WorkerClient):
         self.share_base: Callable[[], Awaitable[SharedWeights]] | None = None
         self._has_base = False  # of the generator's present process, in the learner's
         self.state: LearnerState | None = None  # at the start of its present process
-        self._known_restarts = 0  # when the caller last requested the learner's state
+        self._known_restarts = 0  # when the learner was last at the caller's step
 
     async def start(self) -> LearnerState:
         """Return the learner's state as soon as it takes requests, at the first start or after a restart.
@@ -96,11 +96,13 @@ class LearnerClient(WorkerClient):
         """
         request = messages.TrainRequest(step=step, groups=tuple(groups))
         try:
-            return await self.supervisor.call(request, messages.TrainReply, on_event=on_published)
+            reply = await self.supervisor.call(request, messages.TrainReply, on_event=on_published)
         except FtisError as error:
             if self.restarts == self._known_restarts:
                 raise
             raise WorkerDiedError(f"the learner died between two steps and was started again: {error}") from error
+        self._known_restarts = self.restarts  # an earlier death lost no step
+        return reply
 
     async def check(self, group: TrainGroup) -> None:
         """Measure the mismatch on an own group, for the next step's report. Raises WorkerDiedError."""

@@ -172,6 +172,8 @@ async def _save(node: NodeComponents) -> None:
         step = await node.learner.save()
         if node.context.settings.learns:
             log.debug("step %d is saved", step)
+            if step < node.context.state.step:  # it died and went back
+                log.error("the last step is not saved: only step %d of %d is", step, node.context.state.step)
     except FtisError as error:
         log.error("the last step is not saved: %s", error)
 

@@ -90,7 +90,8 @@ def summarize_health(status: Status, *, now: float) -> HealthSummary:
         return HealthSummary(wait, wait, wait if healthy.is_well else healthy)
     if (pause := status.pause).reason:
         why = pause_words(pause.reason, pause.until, now=now)
-        advice = "ftis-node resume ends it" if pause.in_effect else "the step in progress ends first"
+        ends_first = "; ".join(filter(None, ("the step in progress ends first", status.limits.paused)))
+        advice = "ftis-node resume ends it" if pause.in_effect else ends_first
         paused = HealthAnswer(AnswerWord.PAUSED, why, advice)
         return HealthSummary(paused, paused, healthy)
     return HealthSummary(_contributing(status, now), _learning(status, now), healthy)

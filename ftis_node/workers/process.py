@@ -255,11 +255,12 @@ class WorkerProcess:
                 await self._socket.send_multipart([wire.WORKER_IDENTITY, *wire.pack(control, body)])
         except (zmq.ZMQError, TimeoutError) as error:
             await asyncio.wait({self._death}, timeout=EXIT_SEEN_S)  # the exit of a dead process says more
-            raise self._die(self._died(f"cannot be reached ({error or 'it reads nothing'})")) from error
+            raise self._die(self._died(f"cannot be reached ({str(error) or 'it reads nothing'})")) from error
 
     async def _watch_exit(self) -> None:
         code = await self._process.wait()
-        kind = WorkerDiedError if code == -signal.SIGKILL else WorkerCrashedError
+        was_ended = code in (0, -signal.SIGTERM, -signal.SIGKILL)  # 0: a worker saves after SIGTERM
+        kind = WorkerDiedError if was_ended else WorkerCrashedError
         self._die(self._died(describe_exit(code), kind))
 
     async def _watch_heartbeats(self) -> None:

@@ -173,8 +173,11 @@ class Supervisor:
             self._may_run.set()
 
     def restart(self, how: str) -> None:
-        """Kill the present process, if any; the supervisor starts the next. `how` as in `WorkerProcess.kill`."""
-        if self._life is not None:
+        """Kill the present process, if any; the supervisor starts the next. `how` as in `WorkerProcess.kill`.
+
+        A process that ends for a pause or a stop may save first.
+        """
+        if self._life is not None and self._life.is_alive:
             self._life.kill(how)
 
     async def call(self, request: Message, reply_type: type[Body], *, on_event: OnEvent | None = None) -> Body:

@@ -116,7 +116,8 @@ class Server:
             loop.remove_signal_handler(signal.SIGTERM)
             self._is_ending = True
             for task in self._calls.values():
-                task.cancel()
+                if not task.cancelling():  # a second cancellation would end its handler before the thread that it runs
+                    task.cancel()
 
     async def _receive(self, tasks: asyncio.TaskGroup) -> None:
         while True:

@@ -13,7 +13,7 @@ from generation_support import EOS_ID, completions_of, generate_group, proof, pu
 from ftis_node.errors import EngineError, ModelError, WorkerDiedError
 from ftis_node.generation.client import Throughput
 from ftis_node.generation.engines.base import GenerationResult
-from ftis_node.generation.messages import Probe, Probed
+from ftis_node.generation.messages import Probe, Probed, StartPhase
 from ftis_node.records.group import Completion, FinishReason
 from ftis_node.records.token_batch import TokenBatch
 from ftis_node.workers import wire
@@ -38,6 +38,14 @@ async def test_a_client_returns_the_completions_of_a_group(make_client):
         return client.tokens_per_s > 0
 
     await eventually(has_token_rate)  # the worker reports its tokens
+
+
+async def test_phases_are_reported_after_a_later_start(client):
+    phases: list[str] = []
+    await client.start(phases.append)
+    await client.start()
+    client._take_event(StartPhase("compiling"))
+    assert phases == ["compiling"]
 
 
 def test_a_reply_of_inconsistent_sizes_is_refused():

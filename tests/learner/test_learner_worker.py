@@ -5,13 +5,14 @@ import os
 import signal
 from functools import cache
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
 from learner_rig import Emit, make_boot, random_groups
 
 from ftis_node.backoff import ExponentialBackoff
-from ftis_node.errors import FtisError, WorkerDiedError
+from ftis_node.errors import DiskFullError, FtisError, WorkerDiedError
 from ftis_node.learner import worker
 from ftis_node.learner.client import KEEPS_FREED_BLOCKS, LearnerClient, worker_environment
 from ftis_node.learner.learner import Learner
@@ -89,6 +90,19 @@ async def test_a_worker_killed_between_steps_and_in_a_step_resumes_and_does_each
     uninterrupted = Learner(make_boot(model_folder, tmp_path / "other", micro_batch_tokens=1))
     uninterrupted.train(random_groups(seed=1, **SMALL), step=1)
     assert uninterrupted.train(random_groups(seed=2, **SMALL), step=2).proof == second.proof
+
+
+async def test_a_later_error_of_a_learner_that_lost_no_step_keeps_its_class(tmp_path, monkeypatch):
+    """It died between two steps, with the newest one on disk, and then did the next step."""
+    client = make_client(make_boot(tmp_path, tmp_path), tmp_path)
+    reply, full = object(), DiskFullError("the disk is full")
+    monkeypatch.setattr(client.supervisor, "call", AsyncMock(side_effect=[full, reply, full]))
+    client.supervisor.restarts = 1
+    with pytest.raises(WorkerDiedError, match="died between two steps"):
+        await client.train([], step=1)
+    assert await client.train([], step=1) is reply
+    with pytest.raises(DiskFullError):
+        await client.train([], step=2)
 
 
 async def test_the_newest_step_is_saved_without_a_next_one(model_folder, tmp_path, monkeypatch):

@@ -111,6 +111,12 @@ def test_the_time_of_a_pause_is_no_silence(resumed_s, contributing, learning):
     assert NO not in (contributing, learning) or duration(min(32400, resumed_s)) in answers.contributing.why
 
 
+def test_a_pause_names_the_disk_space_for_which_the_step_in_progress_waits():
+    full = replace(_with(limits={"paused": "the disk is full"}), pause=PauseStatus("by command"))
+    advice = summarize_health(full, now=NOW).contributing.advice
+    assert advice == "the step in progress ends first; the disk is full"
+
+
 def test_the_answers_of_a_killed_and_of_a_starting_node():
     words = [answer.word for _, answer in summarize_health(at_rest(HEALTHY, "stopped"), now=NOW).items()]
     assert words == [NO, NO, NO], "its last status does not end: it was killed"

@@ -45,11 +45,15 @@ class Fail(Message, frozen=True):
 
 
 class Sleep(Message, frozen=True):
-    """A request to sleep, with an event at each of `num_events` steps. `blocking` blocks the loop."""
+    """A request to sleep, with an event at each of `num_events` steps. `blocking` blocks the loop.
+
+    `end_s` is the time from a cancellation to the end.
+    """
 
     seconds: float
     num_events: int = 0
     blocking: bool = False
+    end_s: float = 0.0
 
 
 class Die(Message, frozen=True):
@@ -116,6 +120,7 @@ class Sleeper:
                 await asyncio.sleep(request.seconds)
         except asyncio.CancelledError:
             emit(Tick(number=-1))
+            await asyncio.sleep(request.end_s)
             (self.trace / "canceled").touch()
             raise
         return EchoReply(payload=b"slept", pid=os.getpid())

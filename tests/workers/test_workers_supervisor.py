@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq.asyncio
 from echo_worker import Die, Echo, EchoReply, Fail, Sleep, Spawn, Stray, Tick
 from worker_support import QUICK, has_ended, pid_of
 
@@ -129,6 +130,17 @@ async def test_a_call_to_a_process_that_was_just_killed_ends_with_the_reason(sta
     await eventually(lambda: has_ended(killed))
     await asyncio.sleep(0.1)  # until the socket knows
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
+        await supervisor.call(ECHO, EchoReply)
+
+
+async def test_a_call_to_a_worker_that_reads_nothing_ends_with_the_reason(start_supervisor, monkeypatch):
+    async def time_out(*_):
+        monkeypatch.undo()
+        raise TimeoutError
+
+    supervisor = await start_supervisor()
+    monkeypatch.setattr(zmq.asyncio.Socket, "send_multipart", time_out)
+    with pytest.raises(WorkerDiedError, match=r"cannot be reached \(it reads nothing\)"):
         await supervisor.call(ECHO, EchoReply)
 
 
@@ -399,6 +411,19 @@ async def test_a_computation_whose_end_is_reported_after_the_stop_counts_as_an_e
     assert (tmp_path / "closed").exists()
 
 
+async def test_a_stop_waits_for_a_call_that_its_caller_canceled(start_supervisor, tmp_path):
+    """Until then the worker is busy, as in a computation that only a thread can end."""
+    slow_stops: list[int] = []
+    supervisor = await start_supervisor(on_slow_stop=lambda: slow_stops.append(1))
+    call = asyncio.create_task(supervisor.call(Sleep(seconds=30, end_s=1.0), EchoReply))
+    await eventually((tmp_path / "asleep").exists)
+    call.cancel()
+    await asyncio.wait({call})
+    await supervisor.stop()
+    assert (tmp_path / "canceled").exists()
+    assert slow_stops, "the slow stop is not reported"
+
+
 async def test_a_stop_at_any_moment_of_the_start_leaves_no_process(make_supervisor):
     """The stop comes before, during and after the turns of the loop in which asyncio spawns the process."""
     for num_turns in (0, 2, 4, 9):
@@ -446,8 +471,13 @@ async def test_a_worker_ignores_sigint_and_ends_on_sigterm(start_supervisor, tmp
     os.kill(pid, signal.SIGINT)
     await asyncio.sleep(0.2)
     assert (await supervisor.call(ECHO, EchoReply)).pid == pid
+    call = asyncio.create_task(supervisor.call(Sleep(seconds=30), EchoReply))
+    await eventually((tmp_path / "asleep").exists)
     os.kill(pid, signal.SIGTERM)
-    await eventually((tmp_path / "closed").exists)
+    with pytest.raises(WorkerDiedError, match="exited with code 0") as caught:
+        await call
+    assert type(caught.value) is WorkerDiedError, "no fault of the request"
+    assert (tmp_path / "closed").exists()
 
 
 async def test_processes_that_a_worker_started_end_with_it(start_supervisor):
@@ -536,6 +566,16 @@ async def test_a_stop_during_a_pause_lets_the_worker_save(make_supervisor, tmp_p
     running.cancel()
     await asyncio.gather(running, pausing, return_exceptions=True)
     assert (supervisor.pid, supervisor.state) == (None, WorkerState.STOPPED)
+    assert (tmp_path / "closed").exists(), "the worker was killed while it saved"
+
+
+async def test_a_restart_during_a_pause_lets_the_worker_save(start_supervisor, tmp_path):
+    supervisor = await start_supervisor(fault="slow-end", timing=dataclasses.replace(QUICK, stop_grace_s=10.0))
+    pausing = asyncio.create_task(supervisor.pause())
+    await asyncio.sleep(0.2)
+    assert supervisor.pid is not None, "the worker ended before the restart"
+    supervisor.restart("hangs")
+    await pausing
     assert (tmp_path / "closed").exists(), "the worker was killed while it saved"
 
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from ftis_node.errors import WorkerDiedError, WorkerError, WorkerTaskError
+from ftis_node.errors import ModelError, WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.generation.weight_loader import ProofToCome
 from ftis_node.learner.client import OnPublished
 from ftis_node.learner.messages import LearnerState, TrainGroup, TrainReply
@@ -242,9 +242,13 @@ class WeightSync:
         self._task: asyncio.Task[None] | None = None
 
     def take(self, news: PublishedWeights | WeightProof) -> None:
-        """Take the published weights, or their proof, as the learner reports them."""
+        """Take the published weights, or their proof, as the learner reports them.
+
+        A learner that dies while the step waits for disk space repeats it, and reports both again.
+        """
         if not isinstance(news, PublishedWeights):
-            self._proof.set_result(news)
+            if not self._proof.done():
+                self._proof.set_result(news)
         elif self._task is None:
             self._task = asyncio.create_task(self._deliver(news, self._proof), name="deliver-weights")
 
@@ -271,14 +275,23 @@ class WeightSync:
 async def update_engine(
     weights: PublishedWeights, proof: Proof, *, context: NodeContext, generation: Generation
 ) -> None:
-    """Wait until the generator serves a version and has verified it. A worker that dies restarts with that version."""
+    """Wait until the generator serves a version and has verified it. A worker that dies restarts with that version.
+
+    A learner that is started again removes its published files, and the generator then keeps its former version. Raise
+    ModelError if the generator refuses several versions and has not served any.
+    """
     try:
         await generation.update_weights(weights, proof)
         context.failures.succeeded(WEIGHT_SYNC)
-    except WorkerError as error:
+    except (WorkerError, ModelError) as error:
         if context.failures.failed(WEIGHT_SYNC, error):
             context.events.write("weight_sync_failed", version=weights.version, error=str(error))
+        streak = context.failures.streak(WEIGHT_SYNC)
+        if isinstance(error, ModelError) and streak.is_failing and not streak.has_succeeded:
+            raise
         await generation.start()
+    if generation.policy_version != weights.version:
+        return
     done_at_s = weights.step_done_at_s
     after_step_s = None if done_at_s is None else round(time.monotonic() - done_at_s, 4)
     transfer = generation.weight_transfer

@@ -4,6 +4,7 @@ import asyncio
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.node import daemon
+from ftis_node.node.context import NodeState
 from ftis_node.node.daemon import run_node
 from ftis_node.node.http_api.routes import MonitoringApi
 from ftis_node.node.startup.previous_run import read_last_status
@@ -61,3 +62,9 @@ async def test_a_finished_node_waits_for_its_last_checkpoint_then_for_its_learne
         await work
         saved = read_last_status(node.home).node
         assert (saved.state, saved.end, saved.waits_for) == ("stopped", "finished", "")
+
+
+async def test_a_last_step_that_the_learner_has_lost_is_reported(tmp_path, caplog):
+    with components(tmp_path, learner=NullLearner(0), state=NodeState(step=3)) as node:
+        await daemon._save(node)
+    assert "the last step is not saved: only step 0 of 3 is" in caplog.text

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,21 @@ import msgspec
 import pytest
 
 from ftis_node.config.manifest import RunManifest, parse_manifest
-from ftis_node.errors import WorkerCrashedError, WorkerDiedError, WorkerError, WorkerTaskError
+from ftis_node.errors import ModelError, WorkerCrashedError, WorkerDiedError, WorkerError, WorkerTaskError
 from ftis_node.learner.messages import LearnerState, StepReport, TrainReply
 from ftis_node.learner.senders import SenderStats
 from ftis_node.node.context import NodeState
-from ftis_node.node.loops.train import TrainLoop
+from ftis_node.node.loops.train import TrainLoop, WeightSync, update_engine
 from ftis_node.node.peers.peer_registry import RECENT_STEPS
 from ftis_node.node.training.step_groups import take_groups
 from ftis_node.node.wiring import NodeComponents, Wiring
-from ftis_node.node.worker_interfaces import NullLearner
+from ftis_node.node.worker_interfaces import NullGeneration, NullLearner
 from ftis_node.records.identity import Identity
 from ftis_node.replay.lifecycle import ReleaseReason
 from ftis_node.replay.stored_rows import StoredGroup
 from ftis_node.swarm.reputation import Behaviour
 from ftis_node.telemetry.status import EvalStatus
-from ftis_node.workers.weight_store import WeightProof
+from ftis_node.workers.weight_store import PublishedWeights, WeightProof
 from tests.conftest import accept, make_group
 from tests.node.nodes import ME, buffer_of, components, events_of, notes_of
 from tests.node.support import manifest_text
@@ -237,3 +237,45 @@ async def test_groups_of_a_peer_that_disagrees_weigh_less_from_the_next_step_on(
             await loop._train(groups)
         assert weights == [[1.0, 1.0], [1.0, 1.0], [1.0, 0.02], [1.0, 0.02]]
         assert len(events_of(node, "peer_weights")) == 4
+
+
+class Generator(NullGeneration):
+    """A generator that refuses some versions, as if their files were removed."""
+
+    def __init__(self, refused: set[int]) -> None:
+        self._served, self._refused = 0, refused
+        super().__init__(lambda: self._served)
+
+    async def update_weights(self, weights: PublishedWeights, proof: Any = None) -> None:
+        if weights.version in self._refused:
+            raise ModelError(f"weights {weights.version} are incomplete")
+        self._served = weights.version
+
+
+@pytest.mark.parametrize(("refused", "ends_at"), [({1, 3, 4, 5}, None), ({1, 2, 3}, 3)])
+async def test_weights_that_a_restarted_learner_removed_end_the_node_only_if_none_were_served(
+    tmp_path, refused, ends_at
+):
+    generation = Generator(refused)
+    with components(tmp_path) as node:
+        for version in range(1, 7):
+            weights = PublishedWeights(version=version, path="", num_bytes=0)
+            with pytest.raises(ModelError) if version == ends_at else nullcontext():
+                await update_engine(weights, None, context=node.context, generation=generation)
+        assert generation.policy_version == 6
+        assert [event["version"] for event in events_of(node, "served")] == sorted({*range(1, 7)} - refused)
+
+
+async def test_a_step_that_a_restarted_learner_repeats_is_delivered_once():
+    """It died while the step waited for disk space, after its weights and their proof."""
+    weights, proof = PublishedWeights(version=1, path="", num_bytes=0), WeightProof(1, (1, 2), (-1.0,))
+    delivered: list[Any] = []
+
+    async def deliver(weights: PublishedWeights, proof: Any) -> None:
+        delivered.append((weights, await proof))
+
+    sync = WeightSync(deliver)
+    for news in (weights, proof, weights, proof):
+        sync.take(news)
+    await sync.finish(TrainReply(report=StepReport(step=1, policy_version=1), weights=weights, proof=proof))
+    assert delivered == [(weights, proof)]
