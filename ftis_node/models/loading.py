@@ -183,7 +183,11 @@ def merged_source(source: ModelSource, *, dtype: Dtype) -> Iterator[ModelSource]
         yield source
         return
     with TemporaryDirectory(prefix="ftis-merged-") as folder, quiet_library_logging():
-        load_causal_lm(source, dtype=dtype).save_pretrained(folder)
+        model = load_causal_lm(source, dtype=dtype)
+        given = model.generation_config
+        model.generation_config = type(given)()
+        model.save_pretrained(folder)
+        _save_generation_config(given, Path(folder))
         yield replace(source.base, name=source.name, folder=Path(folder))
 
 
@@ -199,8 +203,13 @@ def export_model(
         config = type(model.config).from_dict(model.config.to_dict())
         config.dtype = dtype
         config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
+        _save_generation_config(model.generation_config, folder)
         tokenizer.save(folder)
+
+
+def _save_generation_config(config: Any, folder: Path) -> None:
+    """Write `config` as it is. Its own `save_pretrained` refuses values that models on the hub have."""
+    config.to_json_file(folder / GENERATION_CONFIG_FILE, keys_to_pop=["compile_config"])
 
 
 def export_adapter(adapted_model: Any, tokenizer: PromptTokenizer, out: Path) -> None:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import make_model, save_tiny
+from tiny_models import give_sampling_values, make_model, save_tiny
 
 from ftis_node.errors import MachineError, ModelError
 from ftis_node.models import load_causal_lm, load_tokenizer, model_fingerprint, pick_device, resolve_model
@@ -104,7 +104,8 @@ def writer(model, weights):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_exported_model_is_loaded_again(tmp_path, tied):
-    source = resolve_model(str(save_tiny(tmp_path / "m", tied=tied)))
+    give_sampling_values(folder := save_tiny(tmp_path / "m", tied=tied))
+    source = resolve_model(str(folder))
     model, tokenizer = load_causal_lm(source), load_tokenizer(source)
     changed = {name: tensor.detach() * 1.5 for name, tensor in model.state_dict().items()}
     export_model(model, tokenizer, tmp_path / "out", dtype=torch.float32, write=writer(model, changed))
@@ -113,6 +114,7 @@ def test_an_exported_model_is_loaded_again(tmp_path, tied):
     model.load_state_dict(changed)
     assert torch.equal(logits_of(loaded), logits_of(model))
     assert loaded.generation_config.eos_token_id == [2, 0]
+    assert loaded.generation_config.temperature == 0.9
     assert load_tokenizer(again).fingerprint == tokenizer.fingerprint
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
