@@ -9,6 +9,7 @@ model's code makes the buffers, because some are in no file (rotary frequencies)
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -236,10 +237,12 @@ def own_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def check_export_folder(out: Path) -> Path:
-    """Return the absolute path of `out`. Raises ConfigError if it exists and is not an empty folder."""
-    out = out.expanduser().absolute()
+    """Return the absolute path of `out`, without links. Raises ConfigError if no folder can replace what is there."""
+    out = out.expanduser().resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder: choose another with --out")
+    if out.exists() and (out.samefile(os.curdir) or out.is_mount()):
+        raise ConfigError(f"{out} is the current folder or a mount point: choose another with --out")
     return out
 
 

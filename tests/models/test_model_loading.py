@@ -3,15 +3,16 @@
 import json
 import math
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import give_sampling_values, make_model, save_tiny
 
-from ftis_node.errors import MachineError, ModelError
+from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.models import load_causal_lm, load_tokenizer, model_fingerprint, pick_device, resolve_model
-from ftis_node.models.loading import export_model, tied_names
+from ftis_node.models.loading import check_export_folder, export_model, tied_names
 
 PROBE = torch.tensor([[5, 80, 3, 290, 17]])
 
@@ -117,6 +118,21 @@ def test_an_exported_model_is_loaded_again(tmp_path, tied):
     assert loaded.generation_config.temperature == 0.9
     assert load_tokenizer(again).fingerprint == tokenizer.fingerprint
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_export_does_not_replace_the_current_folder_or_a_mount_point(tmp_path, monkeypatch):
+    here, mounted = tmp_path / "here", tmp_path / "mounted"
+    for folder in (here, mounted):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    (tmp_path / "link").symlink_to(here)
+    for out in (Path("."), here, tmp_path / "link"):
+        with pytest.raises(ConfigError, match=f"^{here} is the current folder or .*: choose another with --out$"):
+            check_export_folder(out)
+    assert check_export_folder(mounted) == mounted
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == mounted)
+    with pytest.raises(ConfigError, match="a mount point"):
+        check_export_folder(mounted)
 
 
 def test_the_fingerprint_differs_between_models(tmp_path):
