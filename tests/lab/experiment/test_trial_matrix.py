@@ -47,6 +47,13 @@ def test_alone_has_a_trial_for_each_model_and_generates_all_groups():
     assert len(experiment.trials()) == 4 + 2 * 2 * 2  # swarms: nodes x attacks x seeds
 
 
+def test_a_model_of_two_pairings_is_alone_in_both():
+    other = Pair("other", (PAIR.members[0], TrialMember("l", "/models/l")))
+    experiment = replace(EXPERIMENT, pairs=(PAIR, other), methods=("alone",), seeds=range(1))
+    found = [(trial.labels["pair"], trial.members[0].name) for trial in experiment.trials()]
+    assert found == [("size", "s"), ("size", "m"), ("other", "s"), ("other", "l")]
+
+
 @pytest.mark.parametrize(
     ("share", "own", "foreign"), [("sapo:2/6", 2, 6), ("newest:4", 4, 4), ("newest", 4, 28), ("newest:28", 4, 28)]
 )
