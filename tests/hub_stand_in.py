@@ -118,6 +118,7 @@ def _application(hub: StandIn) -> web.Application:
         files = _served(repository, request)
         return web.json_response([_row(path, files[path]) for path in paths if path in files])
 
+    @routes.get("/{owner}/{name}/resolve/{branch}/{path:.+}")
     @routes.get("/{kind:datasets}/{owner}/{name}/resolve/{branch}/{path:.+}")
     async def resolve(request: web.Request) -> web.Response:
         repository = hub.repositories[_name(request)]
@@ -196,7 +197,7 @@ def _application(hub: StandIn) -> web.Application:
 
 def _name(request: web.Request) -> str:
     parts = request.match_info
-    return ("datasets/" if parts["kind"] == "datasets" else "") + f"{parts['owner']}/{parts['name']}"
+    return ("datasets/" if parts.get("kind") == "datasets" else "") + f"{parts['owner']}/{parts['name']}"
 
 
 def _served(repository: Repository, request: web.Request) -> dict[str, bytes]:

@@ -21,6 +21,7 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 from ftis_node.config.limits import (
@@ -283,6 +284,11 @@ def load_node_settings(
             raise ConfigError(f"no model: name it with --model ID_OR_DIR, or as `model` in {node_toml}") from None
         where = f"{node_toml}: " if tables else ""
         raise ConfigError(f"{where}{first_problem(error, schema=NodeSettings)}") from None
+    except SettingsError as error:
+        text = getattr(error.__cause__, "doc", None)  # of a JSONDecodeError
+        name = next((name for name, value in os.environ.items() if name[:5].upper() == "FTIS_" and value == text), "")
+        example = 'a list as ["A", "B"], a table as {"KEY": "VALUE"}'
+        raise ConfigError(f"the environment variable {name or 'FTIS_*'} is not JSON: write {example}") from None
     return with_gpus_shared_out(NodeSettings.model_construct(**dict(settings)))
 
 

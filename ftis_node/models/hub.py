@@ -80,9 +80,8 @@ def fetch_snapshot(repo: str, *, answer_within_s: float = 8.0, on_progress: OnPr
         try:
             from huggingface_hub import HfApi
 
-            ask = partial(HfApi().model_info, repo, timeout=answer_within_s)
-            revision = str(_within(answer_within_s, ask).sha)
-            return _snapshot(repo, revision=revision, on_progress=on_progress)
+            _within(answer_within_s, partial(HfApi().model_info, repo, timeout=answer_within_s))
+            return _snapshot(repo, on_progress=on_progress)  # with a revision it would not be found without a network
         except Exception as error:
             raise _fetch_error(repo, error) from error
 
@@ -152,14 +151,11 @@ def _look_up(repo: str, answer_within_s: float) -> HubModel:
     )
 
 
-def _snapshot(
-    repo: str, *, revision: str | None = None, local_files_only: bool = False, on_progress: OnProgress = unwatched
-) -> Path:
+def _snapshot(repo: str, *, local_files_only: bool = False, on_progress: OnProgress = unwatched) -> Path:
     from huggingface_hub import snapshot_download
 
     folder = snapshot_download(
         repo,
-        revision=revision,
         allow_patterns=list(WANTED_FILES),
         ignore_patterns=list(UNWANTED_FILES),
         local_files_only=local_files_only,

@@ -9,6 +9,7 @@ model's code makes the buffers, because some are in no file (rotary frequencies)
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -183,7 +184,11 @@ def merged_source(source: ModelSource, *, dtype: Dtype) -> Iterator[ModelSource]
         yield source
         return
     with TemporaryDirectory(prefix="ftis-merged-") as folder, quiet_library_logging():
-        load_causal_lm(source, dtype=dtype).save_pretrained(folder)
+        model = load_causal_lm(source, dtype=dtype)
+        given = model.generation_config
+        model.generation_config = type(given)()
+        model.save_pretrained(folder)
+        _save_generation_config(given, Path(folder))
         yield replace(source.base, name=source.name, folder=Path(folder))
 
 
@@ -199,8 +204,13 @@ def export_model(
         config = type(model.config).from_dict(model.config.to_dict())
         config.dtype = dtype
         config.save_pretrained(folder)
-        model.generation_config.save_pretrained(folder)
+        _save_generation_config(model.generation_config, folder)
         tokenizer.save(folder)
+
+
+def _save_generation_config(config: Any, folder: Path) -> None:
+    """Write `config` as it is. Its own `save_pretrained` refuses values that models on the hub have."""
+    config.to_json_file(folder / GENERATION_CONFIG_FILE, keys_to_pop=["compile_config"])
 
 
 def export_adapter(adapted_model: Any, tokenizer: PromptTokenizer, out: Path) -> None:
@@ -227,10 +237,12 @@ def own_tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def check_export_folder(out: Path) -> Path:
-    """Return the absolute path of `out`. Raises ConfigError if it exists and is not an empty folder."""
-    out = out.expanduser().absolute()
+    """Return the absolute path of `out`, without links. Raises ConfigError if no folder can replace what is there."""
+    out = out.expanduser().resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder: choose another with --out")
+    if out.exists() and (out.samefile(os.curdir) or out.is_mount()):
+        raise ConfigError(f"{out} is the current folder or a mount point: choose another with --out")
     return out
 
 

@@ -166,8 +166,9 @@ def test_an_invalid_file_or_option_of_join_is_an_error(capsys, tmp_path, model, 
     assert message in join(capsys, tmp_path, "--model", str(model), *of_file, *arguments)
 
 
+@pytest.mark.parametrize("given", ["option", "node.toml", "variable"])
 @pytest.mark.parametrize("model", ["models/tiny", "models/mine/x.gguf"])
-def test_a_relative_path_of_a_model_is_kept_absolute(tmp_path, monkeypatch, model):
+def test_a_relative_path_of_a_model_is_kept_absolute(tmp_path, monkeypatch, model, given):
     """In another folder, the file's path would name a repository of the hub."""
     kept = []
     monkeypatch.chdir(tmp_path)
@@ -180,4 +181,10 @@ def test_a_relative_path_of_a_model_is_kept_absolute(tmp_path, monkeypatch, mode
         path.touch()
     else:
         path.mkdir(parents=True)
-    assert (run(["join", "--home", "home", "--model", model]), kept) == (0, [str(path)])
+    if given == "node.toml":
+        (tmp_path / "home").mkdir()
+        (tmp_path / "home" / "node.toml").write_text(f'model = "{model}"\n')
+    elif given == "variable":
+        monkeypatch.setenv("FTIS_MODEL", model)
+    option = ["--model", model] if given == "option" else []
+    assert (run(["join", "--home", "home", *option]), kept) == (0, [str(path)])

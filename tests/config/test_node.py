@@ -58,6 +58,16 @@ def test_an_invalid_file_is_refused_in_one_line(tmp_path, text, complaint):
         load_node_settings(file, model="m")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("FTIS_LISTEN", "/ip4/0.0.0.0/tcp/1"), ("FTIS_TRACKING__TO", "wandb"), ("FTIS_GENERATION", "abc")],
+)
+def test_plain_text_in_the_variable_of_a_list_or_a_table_is_refused(tmp_path, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with raises_line(ConfigError, f"the environment variable {name} is not JSON", '["A", "B"]'):
+        load_node_settings(tmp_path / "node.toml", model="m")
+
+
 def test_a_second_owner_of_a_home_is_refused(tmp_path):
     home = Home(tmp_path / "home")
     with home.owned(), pytest.raises(UsageError, match=str(os.getpid())), Home(tmp_path / "home").owned():

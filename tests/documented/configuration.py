@@ -22,8 +22,8 @@ HEADER = """# Configuration
 
 Two files configure a node. All nodes of a swarm share the **run manifest**. Its hash is the run id, so another value
 makes another swarm. **node.toml** in the node's home may differ from node to node. Options override environment
-variables (`FTIS_NAME`, `FTIS_LEARNER__THREADS`). These override `node.toml`, which overrides the defaults. Unknown keys
-are an error.
+variables (`FTIS_NAME`, `FTIS_LEARNER__THREADS`). These override `node.toml`, which overrides the defaults. A list or a
+table in a variable is JSON: `FTIS_TRACKING__TO='["wandb"]'`. Unknown keys are an error.
 """
 PRESET_FILES = "../../ftis_node/config/presets"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from tiny_models import make_tokenizer, save_adapter, save_tiny
+from tiny_models import give_sampling_values, make_tokenizer, save_adapter, save_tiny
 
 from ftis_node.config.node import NodeSettings
 from ftis_node.errors import ModelError, NetworkError, UntrainableModelError
@@ -54,6 +54,12 @@ def test_the_adapter_is_merged_as_peft_computes_it(adapter, base):
         assert merged.adapter is None and merged.weight_shapes == source.weight_shapes
         assert probe_logprobs(load_causal_lm(merged), range(20)) == found
     assert not merged.folder.exists()
+
+
+def test_a_base_with_sampling_values_is_merged(tmp_path):
+    give_sampling_values(base := save_tiny(tmp_path / "base"))
+    with merged_source(resolve_model(str(save_adapter(tmp_path / "tuned", base))), dtype="float32") as merged:
+        assert load_causal_lm(merged).generation_config.temperature == 0.9
 
 
 def test_a_base_beside_the_adapter_and_its_own_tokenizer_are_found(adapter, base):

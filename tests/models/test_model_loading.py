@@ -3,15 +3,16 @@
 import json
 import math
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import make_model, save_tiny
+from tiny_models import give_sampling_values, make_model, save_tiny
 
-from ftis_node.errors import MachineError, ModelError
+from ftis_node.errors import ConfigError, MachineError, ModelError
 from ftis_node.models import load_causal_lm, load_tokenizer, model_fingerprint, pick_device, resolve_model
-from ftis_node.models.loading import export_model, tied_names
+from ftis_node.models.loading import check_export_folder, export_model, tied_names
 
 PROBE = torch.tensor([[5, 80, 3, 290, 17]])
 
@@ -104,7 +105,8 @@ def writer(model, weights):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_exported_model_is_loaded_again(tmp_path, tied):
-    source = resolve_model(str(save_tiny(tmp_path / "m", tied=tied)))
+    give_sampling_values(folder := save_tiny(tmp_path / "m", tied=tied))
+    source = resolve_model(str(folder))
     model, tokenizer = load_causal_lm(source), load_tokenizer(source)
     changed = {name: tensor.detach() * 1.5 for name, tensor in model.state_dict().items()}
     export_model(model, tokenizer, tmp_path / "out", dtype=torch.float32, write=writer(model, changed))
@@ -113,8 +115,24 @@ def test_an_exported_model_is_loaded_again(tmp_path, tied):
     model.load_state_dict(changed)
     assert torch.equal(logits_of(loaded), logits_of(model))
     assert loaded.generation_config.eos_token_id == [2, 0]
+    assert loaded.generation_config.temperature == 0.9
     assert load_tokenizer(again).fingerprint == tokenizer.fingerprint
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_export_does_not_replace_the_current_folder_or_a_mount_point(tmp_path, monkeypatch):
+    here, mounted = tmp_path / "here", tmp_path / "mounted"
+    for folder in (here, mounted):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    (tmp_path / "link").symlink_to(here)
+    for out in (Path("."), here, tmp_path / "link"):
+        with pytest.raises(ConfigError, match=f"^{here} is the current folder or .*: choose another with --out$"):
+            check_export_folder(out)
+    assert check_export_folder(mounted) == mounted
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == mounted)
+    with pytest.raises(ConfigError, match="a mount point"):
+        check_export_folder(mounted)
 
 
 def test_the_fingerprint_differs_between_models(tmp_path):

@@ -13,6 +13,7 @@ from tiny_models import save_tiny
 
 from ftis_node.errors import ModelError, NetworkError, UntrainableModelError
 from ftis_node.models import hub, resolve_model
+from tests.hub_stand_in import TOKEN, Repository, running_stand_in
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,22 @@ def test_a_cached_model_needs_no_network(saved, tmp_path, monkeypatch):
     monkeypatch.setattr("ftis_node.models.source.fetch_snapshot", lambda repo, **_: pytest.fail("the network is used"))
     source = resolve_model("org/tiny")
     assert (source.name, source.folder) == ("org/tiny", snapshot)
+
+
+def test_a_downloaded_model_is_found_without_a_network(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with running_stand_in() as stand_in:
+        files = {path.name: path.read_bytes() for path in saved.iterdir()}
+        stand_in.repositories["org/tiny"] = Repository(private=False, branches={"main": files})
+        files_at = stand_in.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", stand_in.url)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files_at)
+        fetched = resolve_model("org/tiny").folder
+        num_requests = len(stand_in.requests)
+        assert hub.cached_snapshot("org/tiny") == resolve_model("org/tiny").folder == fetched
+        assert len(stand_in.requests) == num_requests, "the network is used again"
 
 
 def test_a_cached_model_that_lacks_a_shard_is_fetched(saved, tmp_path, monkeypatch):

@@ -82,6 +82,12 @@ def save_tiny(
     return folder
 
 
+def give_sampling_values(folder: Path) -> None:
+    """Add values to the generation config of a model that transformers loads and refuses to save."""
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"temperature": 0.9, "top_p": 0.6, "pad_token_id": -1}))
+
+
 def save_adapter(folder: Path, base: Path, **changes: Any) -> Path:
     """Write a LoRA adapter of `base` that changes its log-probs, as peft saves it. `changes` are of its LoraConfig."""
     settings = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj", "up_proj"]}

@@ -108,7 +108,7 @@ def compare(
     Writes results.json, curves.csv, curves.png and table.md. A second run resumes and runs only missing trials.
     """
     from ftis_node.config.workers import LoraSection
-    from ftis_node.lab.experiment.pairs import resolve_pair, tiny_models
+    from ftis_node.lab.experiment.pairs import resolve_pairs, tiny_models
     from ftis_node.lab.experiment.report import write_report
     from ftis_node.lab.experiment.trial_matrix import Experiment
     from ftis_node.models import pick_device
@@ -129,7 +129,7 @@ def compare(
     named = () if domains else pairs
     experiment = Experiment(
         base=base,
-        pairs=tuple(resolve_pair(name, models, seed=each) for each in seeds_of_models for name in named),
+        pairs=tuple(pair for each in seeds_of_models for pair in resolve_pairs(named, models, seed=each)),
         methods=_split(methods or (HDEE_METHODS if domains else DEFAULT_METHODS)),
         task_spec=task_spec,
         eval_specs=eval_specs,

@@ -152,7 +152,7 @@ def join(
     settings = load_node_settings(
         where.node_toml,
         remembered=last,
-        model=_absolute(model) if model is not None else None,
+        model=model,
         role=role,
         roles={"follow": follow} if follow else None,
         engine=engine,
@@ -169,6 +169,7 @@ def join(
         tracking={"to": tuple(track)} if track else None,
         swarm={"secret_file": secret_file if invite.secret else ""} if invite is not None else None,
     )
+    settings = settings.model_copy(update={"model": _absolute(settings.model)})
     if (tensor_parallel or 1) > 1 and settings.engine == "torch":
         raise ConfigError("--tensor-parallel needs vLLM, but --engine torch uses one GPU: omit one of the two")
     check_name(settings.model)

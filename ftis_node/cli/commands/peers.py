@@ -6,6 +6,7 @@ import dataclasses
 import re
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,8 @@ from ftis_node.telemetry.terminal_text import columns, date_time
 
 app = typer.Typer(rich_markup_mode=None, help="List peers; ban, unban or trust them.", invoke_without_command=True)
 
+# The variable FTIS_HOME is of the group's option, which comes first: `peers --home DIR ban PEER`.
+OwnHomeOption = Annotated[Path | None, typer.Option("--home", help="The node's home folder.", show_default=False)]
 PeerArgument = Annotated[str, typer.Argument(help="A peer id, 4 or more characters of its start or end, or a name.")]
 HEADER = (
     *("PEER", "NAME", "MODEL", "ROLE", "DOMAIN", "SEEN", "TRUST"),
@@ -51,7 +54,7 @@ def peers(context: typer.Context, home: HomeOption = None, as_json: JsonOption =
 
 
 @app.command()
-def show(context: typer.Context, peer: PeerArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def show(context: typer.Context, peer: PeerArgument, home: OwnHomeOption = None, as_json: JsonOption = False) -> None:
     """Show everything about one peer.
 
     JSON shape: the peer's row in the list, and groups: {ready, taken, released: {reason: n}, tokens, newest: [row of
@@ -106,7 +109,7 @@ def ban(
     length: Annotated[
         str | None, typer.Option("--for", help="Duration: 90s, 30m, 2h, 7d.", show_default="a day")
     ] = None,
-    home: HomeOption = None,
+    home: OwnHomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ban a peer: the node neither fetches from it nor serves it, and refuses its groups."""
@@ -115,7 +118,7 @@ def ban(
 
 
 @app.command()
-def unban(context: typer.Context, peer: PeerArgument, home: HomeOption = None, as_json: JsonOption = False) -> None:
+def unban(context: typer.Context, peer: PeerArgument, home: OwnHomeOption = None, as_json: JsonOption = False) -> None:
     """End a ban and erase the peer's past bans."""
     _change(home or context.obj, "unban", peer, as_json)
 
@@ -125,7 +128,7 @@ def trust(
     context: typer.Context,
     peer: PeerArgument,
     off: Annotated[bool, typer.Option("--off", help="End the trust.")] = False,
-    home: HomeOption = None,
+    home: OwnHomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Trust a peer: the node never bans it, and the peer may fill more of the buffer."""

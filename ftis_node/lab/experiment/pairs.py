@@ -6,7 +6,8 @@ docs/research/experiments.md describes them. In the F-TIS paper's experiments `s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -96,6 +97,15 @@ def tiny_models(pairs: tuple[str, ...], *, seed: int) -> dict[str, dict[str, Any
     used = [model for pair in pairs for model in PAIRS.get(pair, {}).values()]
     used += [model for model in MODELS if HDEE in pairs and model.startswith("graded-")]
     return {f"{model}-{seed}": MODELS[model] | {"seed": seed + MODELS[model].get("seed", 0)} for model in used}
+
+
+def resolve_pairs(names: Iterable[str], models: Path, *, seed: int) -> Iterator[Pair]:
+    """Yield each pairing once. If several have one name, the others get a number: `s,m` and `s,m#2`."""
+    taken: Counter[str] = Counter()
+    for given in dict.fromkeys(names):
+        pair = resolve_pair(given, models, seed=seed)
+        taken[pair.name] += 1
+        yield replace(pair, name=f"{pair.name}#{taken[pair.name]}") if taken[pair.name] > 1 else pair
 
 
 def resolve_pair(name: str, models: Path, *, seed: int) -> Pair:

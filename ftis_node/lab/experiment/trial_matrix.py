@@ -71,13 +71,14 @@ class Experiment:
     def trials(self) -> list[Trial]:
         """Return all trials. Seeds are the outer loop, so that early results show all methods.
 
-        Of equal trials under several methods, the first remains. A control of several swarms remains for each of them.
+        Of equal trials under several methods, the first remains. Each pairing keeps its own, and a control remains for
+        each of several swarms.
         Raises UsageError for a setting that does not fit.
         """
-        found: dict[tuple[str, str, int], Trial] = {}
+        found: dict[tuple[str, str, str, int], Trial] = {}
         for seed, setting in product(self.seeds, list(self._settings())):
             for trial in setting.trials(seed):
-                found.setdefault((options_of(trial), setting.share, setting.num_nodes), trial)
+                found.setdefault((options_of(trial), setting.pair.name, setting.share, setting.num_nodes), trial)
         return list(found.values())
 
     @property

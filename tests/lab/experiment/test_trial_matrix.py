@@ -13,7 +13,7 @@ from ftis_node.config.roles import Delay
 from ftis_node.config.workers import LoraSection
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment import runner
-from ftis_node.lab.experiment.pairs import Pair, TrialMember, resolve_pair
+from ftis_node.lab.experiment.pairs import Pair, TrialMember, resolve_pair, resolve_pairs
 from ftis_node.lab.experiment.runner import options_of, with_keys
 from ftis_node.lab.experiment.specs import NO_DELAY
 from ftis_node.lab.experiment.trial import _settings
@@ -45,6 +45,13 @@ def test_alone_has_a_trial_for_each_model_and_generates_all_groups():
     assert [(trial.members[0].name, trial.seed) for trial in alone] == [("s", 0), ("m", 0), ("s", 1), ("m", 1)]
     assert {(t.manifest.step.own_groups, t.manifest.step.foreign_groups) for t in alone} == {(32, 0)}
     assert len(experiment.trials()) == 4 + 2 * 2 * 2  # swarms: nodes x attacks x seeds
+
+
+def test_a_model_of_two_pairings_is_alone_in_both():
+    other = Pair("other", (PAIR.members[0], TrialMember("l", "/models/l")))
+    experiment = replace(EXPERIMENT, pairs=(PAIR, other), methods=("alone",), seeds=range(1))
+    found = [(trial.labels["pair"], trial.members[0].name) for trial in experiment.trials()]
+    assert found == [("size", "s"), ("size", "m"), ("other", "s"), ("other", "l")]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +211,11 @@ def test_pairings_by_name_and_by_folder(tmp_path):  # type: ignore[no-untyped-de
     ]
     with pytest.raises(UsageError, match="no pairing 'sice'"):
         resolve_pair("sice", tmp_path, seed=0)
+
+
+def test_pairings_with_one_name_are_told_apart_by_a_number(tmp_path):
+    given = ["old/s,old/m", "new/s-{seed},new/m", "old/s,old/m", "size"]
+    assert [pair.name for pair in resolve_pairs(given, tmp_path, seed=1)] == ["s,m", "s,m#2", "size"]
 
 
 def test_the_seed_of_given_models_is_part_of_their_path_and_not_of_their_name(tmp_path):

@@ -96,6 +96,13 @@ def test_invalid_input_and_a_stopped_node_are_a_one_line_error_with_exit_code_2(
     assert message in line
 
 
+@pytest.mark.parametrize("arguments", [["show", "ann"], ["ban", "ann"], ["unban", "ann"], ["trust", "ann"]])
+def test_the_home_of_the_group_replaces_that_of_the_environment(tmp_path, capsys, monkeypatch, arguments):
+    monkeypatch.setenv("FTIS_HOME", str(tmp_path / "other"))
+    assert run(["peers", "--home", str(tmp_path / "given"), *arguments]) == 2
+    assert str(tmp_path / "given") in capsys.readouterr().err
+
+
 async def test_the_commands_reach_a_running_node_over_its_port(tmp_path, manager, capsys):
     home = Home(tmp_path / "home")
     home.create()
