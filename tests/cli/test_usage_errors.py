@@ -75,6 +75,7 @@ def test_an_unexpected_exception_is_a_one_line_error(capsys, monkeypatch):
         (["--pair", "sice"], "size, expertise, peft"), (["--methods", "ppo"], "ftis"),
         (["--methods", "ftis:capp=2"], "cap"), (["--delay", "later"], "lognormal"),
         (["--delay", "fixed:two@peer"], "DELAY@peer"), (["--share", "diagonal"], "horizontal"),
+        (["--lora-rank", "5000"], "4096"),
         (["--nodes", "1"], "alone"), (["--nodes", "two"], "2,4,8"), (["--attack", "murder"], "positives"),
         (["--methods", "ftis:kl_estimator=k9"], "kl_estimator"), (["--task", "math500:nowhere.jsonl"], "nowhere"),
         (["--pair", "hdee", "--pair", "size"], "a separate experiment"),
