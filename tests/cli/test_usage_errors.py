@@ -69,6 +69,13 @@ def test_an_unexpected_exception_is_a_one_line_error(capsys, monkeypatch):
     assert run(["--debug", "resume", "--home", "/nowhere"]) == 2
 
 
+def test_a_tiny_model_replaces_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("ftis_node.lab.tiny.make_tiny", lambda *_, **__: pytest.fail("it replaces what is there"))
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file"):
+        assert "choose another with --out" in error_of(capsys, "tiny", "--size", "s", "--out", str(out))
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
