@@ -1,11 +1,17 @@
 """Every invalid use gives one line that says what to do, and the documented exit code."""
 
+import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ftis_node.cli.app import run
+from ftis_node.cli.commands.join import _keep_secret
+from ftis_node.config.home import Home
+from ftis_node.errors import ConfigError
+from tests.conftest import raises_line
 
 RUN_ID = "0123456789abcdef" * 2
 PEER = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
@@ -67,6 +73,22 @@ def test_an_unexpected_exception_is_a_one_line_error(capsys, monkeypatch):
     assert "ZeroDivisionError: two lines" in line and "--debug" in line
     assert run(["--debug", "status"]) == 1 and "Traceback" in capsys.readouterr().err
     assert run(["--debug", "resume", "--home", "/nowhere"]) == 2
+
+
+def test_a_path_that_cannot_be_written_is_an_error(capsys, tmp_path, monkeypatch):
+    (file := tmp_path / "file").touch()
+    assert f"cannot use {file} (File exists): give another path" in error_of(capsys, "demo", "--out", str(file))
+
+    options = ["--home", str(file / "home"), "--model", "x", "--detach"]
+    assert f"cannot use {file}/home as home" in error_of(capsys, "join", *options)
+    with raises_line(ConfigError, f"{file}/home", "--home"):
+        _keep_secret(SimpleNamespace(secret=b"s"), Home(file / "home"))
+
+    def locked(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "/locked/home")
+
+    monkeypatch.setattr("ftis_node.cli.commands.status.read_status", locked)
+    assert "cannot use /locked/home (Permission denied)" in error_of(capsys, "status")
 
 
 def test_a_tiny_model_replaces_nothing(capsys, tmp_path, monkeypatch):
