@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -44,7 +45,7 @@ from ftis_node.cli.commands import (
 )
 from ftis_node.cli.operate import invite, pause, service
 from ftis_node.config.no_network_env import NO_TELEMETRY
-from ftis_node.errors import DamagedError, FtisError, MachineError
+from ftis_node.errors import DamagedError, FtisError, MachineError, UsageError
 from ftis_node.files import NO_ROOM
 from ftis_node.telemetry.log import (
     discard_output,
@@ -95,6 +96,7 @@ app.command("compare", short_help="Compare methods over an in-process network.")
 PROGRAM = "ftis-node"
 INTERRUPTED = 130
 LASTING = ("join", "bootstrap")  # commands that run until a signal, and must end soon after it
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)  # a path such as --out
 EXIT_LIMIT_S = 5.0  # limit for the exit handlers of libraries
 _debug = False
 
@@ -185,6 +187,9 @@ def run(arguments: list[str]) -> int:
             return 0  # `| head` has ended
         if isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:
             return _output_lost(error)
+        if isinstance(error, OSError) and error.errno in UNUSABLE and error.filename and not _is_lasting(arguments):
+            line = f"cannot use {error.filename} ({error.strerror}): give another path, or change its permissions"
+            return _fail(error, line, UsageError.exit_code)
         if type(error).__module__ == "sqlite3" and _is_damage(error):
             line = f"a database in the home is damaged ({error}): the next start of the node replaces it"
             return _fail(error, line, DamagedError.exit_code)

@@ -148,6 +148,13 @@ class Home:
         except OSError as error:
             raise self._unusable(error) from None
 
+    def make_logs(self) -> None:
+        """Create the home and its folder of logs. Raises as `create`."""
+        try:
+            make_folder(self.logs)
+        except OSError as error:
+            raise self._unusable(error) from None
+
     @contextmanager
     def owned(self) -> Iterator[None]:
         """Hold the home's lock. Raises UsageError if another node holds it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -49,16 +49,17 @@ class ChildProcess:
 
 
 class ChildProcesses:
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs
+    """Starts commands. `environment` is theirs; None: that of this process."""
+
+    def __init__(self, logs: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._logs, self._env = logs, environment
         self._children: list[ChildProcess] = []
 
     def start(self, name: str, *arguments: str) -> ChildProcess:
         out, log = self._logs / f"{name}.out", self._logs / f"{name}.log"
         with out.open("wb") as stdout, log.open("wb") as stderr:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "ftis_node", *arguments], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
-            )
+            command = [sys.executable, "-m", "ftis_node", *arguments]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=self._env)
         child = ChildProcess(name, process, out, log)
         self._children.append(child)
         return child
@@ -88,9 +89,9 @@ class ChildProcesses:
 
 
 @contextmanager
-def children(logs: Path) -> Iterator[ChildProcesses]:
+def children(logs: Path, environment: Mapping[str, str] | None = None) -> Iterator[ChildProcesses]:
     logs.mkdir(parents=True, exist_ok=True)
-    started = ChildProcesses(logs)
+    started = ChildProcesses(logs, environment)
     try:
         yield started
     finally:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -176,7 +177,8 @@ def run_demo(
         shutil.rmtree(homes[node.name], ignore_errors=True)
         homes[node.name].mkdir(parents=True, mode=0o700)
         (homes[node.name] / "node.toml").write_text(node.settings)
-    with children(out / "logs") as commands:
+    environment = {name: value for name, value in os.environ.items() if not name.upper().startswith("FTIS_")}
+    with children(out / "logs", environment) as commands:
         on_progress(None, "starting a bootstrap node")
         address = commands.bootstrap(out / "home-bootstrap").wait_for_line(timeout_s=BOOTSTRAP_TIMEOUT_S)
         nodes = [

@@ -243,6 +243,9 @@ def check_export_folder(out: Path) -> Path:
         raise ConfigError(f"{out} exists and is not an empty folder: choose another with --out")
     if out.exists() and (out.samefile(os.curdir) or out.is_mount()):
         raise ConfigError(f"{out} is the current folder or a mount point: choose another with --out")
+    parent = next(path for path in out.parents if os.path.exists(path))
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise ConfigError(f"{parent} is no folder that you can write to: choose another with --out")
     return out
 
 

@@ -1,11 +1,17 @@
 """Every invalid use gives one line that says what to do, and the documented exit code."""
 
+import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ftis_node.cli.app import run
+from ftis_node.cli.commands.join import _keep_secret
+from ftis_node.config.home import Home
+from ftis_node.errors import ConfigError
+from tests.conftest import raises_line
 
 RUN_ID = "0123456789abcdef" * 2
 PEER = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWKVUU6HyBAxFk1xtH4qEU7NmphAH9gx5PWRmJPNd1wnPM"
@@ -69,12 +75,36 @@ def test_an_unexpected_exception_is_a_one_line_error(capsys, monkeypatch):
     assert run(["--debug", "resume", "--home", "/nowhere"]) == 2
 
 
+def test_a_path_that_cannot_be_written_is_an_error(capsys, tmp_path, monkeypatch):
+    (file := tmp_path / "file").touch()
+    assert f"cannot use {file} (File exists): give another path" in error_of(capsys, "demo", "--out", str(file))
+
+    options = ["--home", str(file / "home"), "--model", "x", "--detach"]
+    assert f"cannot use {file}/home as home" in error_of(capsys, "join", *options)
+    with raises_line(ConfigError, f"{file}/home", "--home"):
+        _keep_secret(SimpleNamespace(secret=b"s"), Home(file / "home"))
+
+    def locked(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "/locked/home")
+
+    monkeypatch.setattr("ftis_node.cli.commands.status.read_status", locked)
+    assert "cannot use /locked/home (Permission denied)" in error_of(capsys, "status")
+
+
+def test_a_tiny_model_replaces_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("ftis_node.lab.tiny.make_tiny", lambda *_, **__: pytest.fail("it replaces what is there"))
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file"):
+        assert "choose another with --out" in error_of(capsys, "tiny", "--size", "s", "--out", str(out))
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
         (["--pair", "sice"], "size, expertise, peft"), (["--methods", "ppo"], "ftis"),
         (["--methods", "ftis:capp=2"], "cap"), (["--delay", "later"], "lognormal"),
         (["--delay", "fixed:two@peer"], "DELAY@peer"), (["--share", "diagonal"], "horizontal"),
+        (["--lora-rank", "5000"], "4096"),
         (["--nodes", "1"], "alone"), (["--nodes", "two"], "2,4,8"), (["--attack", "murder"], "positives"),
         (["--methods", "ftis:kl_estimator=k9"], "kl_estimator"), (["--task", "math500:nowhere.jsonl"], "nowhere"),
         (["--pair", "hdee", "--pair", "size"], "a separate experiment"),

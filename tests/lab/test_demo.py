@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -48,6 +49,19 @@ def test_two_nodes_train_and_answer_some_problems(tiny_models, tmp_path):
         len({tuple(sample[name]["text"] for sample in result.samples) for name in model_of}) > 1
     )  # two may answer alike after so few steps
     assert (tmp_path / "model-s" / "model.safetensors").exists()
+
+
+def test_the_commands_of_a_demo_have_no_settings_of_the_environment(tmp_path, monkeypatch):
+    def note(*_, **how):
+        given.update(how.get("env") or os.environ)
+        raise OSError("enough")
+
+    given = {}
+    monkeypatch.setenv("FTIS_OBSERVE__LISTEN", "0.0.0.0:9464")
+    monkeypatch.setattr("subprocess.Popen", note)
+    with pytest.raises(OSError, match="enough"):
+        run_demo(DemoPlan("", (), "", steps=1), tmp_path, steps=1, engine="torch", seed=0, on_progress=lambda *_: None)
+    assert "PATH" in given and not [name for name in given if name.startswith("FTIS_")]
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,15 @@ def test_an_export_does_not_replace_the_current_folder_or_a_mount_point(tmp_path
         check_export_folder(mounted)
 
 
+def test_an_export_needs_a_folder_that_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"{tmp_path}/file is no folder that you can write to"):
+        check_export_folder(tmp_path / "file" / "a" / "out")
+    monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
+    with pytest.raises(ConfigError, match=f"{tmp_path} is no folder that you can write to"):
+        check_export_folder(tmp_path / "a" / "out")
+
+
 def test_the_fingerprint_differs_between_models(tmp_path):
     def fingerprint(name, **how):
         return model_fingerprint(resolve_model(str(save_tiny(tmp_path / name, **how))))

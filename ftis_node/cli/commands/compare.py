@@ -98,7 +98,7 @@ def compare(
     ood_task: Annotated[
         str | None, typer.Option(help="Task SPEC to evaluate without training on it. With hdee: excluded domains.")
     ] = None,
-    lora_rank: Annotated[int, typer.Option(min=1, help="Rank of adapters; alpha is twice that.")] = 8,
+    lora_rank: Annotated[int, typer.Option(min=1, max=4096, help="Rank of adapters; alpha is twice that.")] = 8,
     jobs: Annotated[int, typer.Option(min=0, help="Trials in parallel; 0: one per core, or one on a GPU.")] = 0,
     device: Annotated[Device, typer.Option(help="Device of the models.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for models, runs and results.")] = Path("compare-out"),
@@ -231,7 +231,9 @@ def _base(run: str | None, task: str | None, pairs: tuple[str, ...], *, prompts:
         raise UsageError(f"{' and '.join(pairs)} have different tasks: compare them separately, or give a --task")
     own_task = own_tasks.pop() if len(own_tasks) == 1 else ""
     is_tiny = own_task and (task or own_task).startswith(own_task)
-    manifest = load_manifest(run or (TINY_PRESETS[own_task] if is_tiny else preset_for_task(task or "")))
+    manifest = load_manifest(run or (TINY_PRESETS[own_task] if is_tiny else preset_for_task(task or "")), task=task)
+    if not (eval_every or manifest.eval.every_steps):
+        raise UsageError(f"run {manifest.name} has no evaluations (eval.every_steps = 0): give --eval-every N")
     changes: dict[str, object] = {"task": parse_spec(task or manifest.task).canonical}
     if prompts:
         changes["step"] = manifest.step.model_copy(update={"own_groups": prompts, "foreign_groups": 0})

@@ -24,7 +24,7 @@ from ftis_node.cli.options import (
 from ftis_node.cli.progress import show_fraction
 from ftis_node.config.home_files import remembered_settings
 from ftis_node.errors import ConfigError, UsageError
-from ftis_node.files import make_folder, replace_file
+from ftis_node.files import replace_file
 from ftis_node.records.names import Role
 from ftis_node.telemetry.log import log_as_json, unwatched
 
@@ -210,7 +210,7 @@ def _keep_secret(invite: Invite, where: Home) -> None:
     if where.is_held():
         raise UsageError(f"a node runs in {where.root}: `ftis-node stop` ends it")
     if invite.secret:
-        make_folder(where.root)
+        where.make_logs()
         replace_file(where.swarm_secret, invite.secret.hex().encode(), mode=0o600)
     elif where.swarm_secret.exists():
         raise ConfigError(f"the invitation has no secret, and {where.swarm_secret} has one: give another --home")

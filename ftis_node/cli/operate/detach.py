@@ -15,7 +15,7 @@ import typer
 
 from ftis_node.config.home import Home
 from ftis_node.errors import UsageError
-from ftis_node.files import make_folder, open_to_write
+from ftis_node.files import open_to_write
 
 FLAG = "--detach"
 POLL_S = 0.2
@@ -30,8 +30,7 @@ def join_detached(words: Sequence[str], home: Home, *, invitation: str | None = 
     """
     if home.is_held():
         raise UsageError(f"a node runs in {home.root}: `ftis-node stop` ends it")
-    make_folder(home.root)
-    make_folder(home.logs)
+    home.make_logs()
     log = home.logs / "node.log"
     with os.fdopen(open_to_write(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as output:
         begins_at = output.tell()

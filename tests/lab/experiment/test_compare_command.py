@@ -20,7 +20,7 @@ from ftis_node.cli.commands import compare
 from ftis_node.config.manifest import load_manifest
 from ftis_node.errors import UsageError
 from ftis_node.lab.experiment.runner import MEMORY_DISK, SCRATCH_PREFIX, _weight, scratch_folder
-from tests.conftest import with_sections
+from tests.conftest import raises_line, with_sections
 from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[3]
@@ -75,6 +75,16 @@ def test_compare_writes_its_files_and_keeps_finished_trials(tiny_models, tmp_pat
     assert {path: path.stat().st_mtime_ns for path in times} == times  # only nois was run
     assert len(list((tmp_path / "runs").iterdir())) == len(times) + 1
     assert "| s,m | nois | s |" in capsys.readouterr().out
+
+
+def test_a_run_file_takes_its_task_from_the_option_and_needs_evaluations(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('name = "x"\n[eval]\nevery_steps = 0\n')
+    given = (str(file), "arithmetic", ("size",))
+    base = compare._base(*given, prompts=0, eval_every=2)
+    assert (base.task, base.eval.every_steps) == ("arithmetic", 2)
+    with raises_line(UsageError, "run x has no evaluations", "--eval-every N"):
+        compare._base(*given, prompts=0, eval_every=0)
 
 
 @pytest.mark.parametrize("name", ALL_TABLES)
