@@ -218,7 +218,7 @@ LLM_TABLES: Final = {
     "llm-size": Table(
         "What does a language model gain from one with a third of its layers cut, and the other way round?",
         f"--pair {MODELS}/whole-{{seed}},{MODELS}/cut-{{seed}} --run {RUNS}/words.toml --prompts 8 --steps 30"
-        " --methods alone:own,ftis,accepted,gepo,nois,alone,alone:own:updates=2",
+        " --methods alone:own,ftis,accepted,gepo,nois,ftis:advantage_scale=success,alone,alone:own:updates=2",
         model_seeds=3,
         quick="--methods alone,alone:own,ftis",
     ),
