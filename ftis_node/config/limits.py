@@ -68,4 +68,4 @@ class ValidationSection(Section):
     on probation it recomputes all. 0: none."""
     audit_folders: bool = False
     """Whether to audit groups of a model given as a folder, by its name. Set it only if all peers with this name have
-    the same weights. The node always audits models named by hub id."""
+    the same weights. The node always audits models named by hub id, unless one is quantized."""

@@ -236,11 +236,17 @@ def own_tensors(model: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def check_export_folder(out: Path) -> Path:
-    """Return the absolute path of `out`, without links. Raises ConfigError if no folder can replace what is there."""
+def check_new_or_empty(out: Path) -> Path:
+    """Return the absolute path of `out`, without links. Raises ConfigError for a file, and for a folder with files."""
     out = out.expanduser().resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not an empty folder: choose another with --out")
+    return out
+
+
+def check_export_folder(out: Path) -> Path:
+    """Return the absolute path of `out`, without links. Raises ConfigError if no folder can replace what is there."""
+    out = check_new_or_empty(out)
     if out.exists() and (out.samefile(os.curdir) or out.is_mount()):
         raise ConfigError(f"{out} is the current folder or a mount point: choose another with --out")
     parent = next(path for path in out.parents if os.path.exists(path))

@@ -25,9 +25,9 @@ def tiny(
 ) -> None:
     """Make a small Qwen2-architecture model and tokenizer, partly competent in one task."""
     from ftis_node.lab.tiny import make_tiny
-    from ftis_node.models.loading import check_export_folder
+    from ftis_node.models.loading import check_new_or_empty
 
-    check_export_folder(out)
+    out = check_new_or_empty(out)
     with show_fraction(f"tiny {size}") as progress:
         report = make_tiny(size, out, task=task, seed=seed, progress=progress)
     typer.echo(

@@ -9,6 +9,7 @@ If the last map is not one plain matrix (it has an adapter), it saves its input,
 
 from __future__ import annotations
 
+import copy
 from types import MethodType
 from typing import Any
 
@@ -27,9 +28,10 @@ def replace_gated_blocks(causal_lm: nn.Module) -> int:
 
     Returns their number. Values are identical, gradients equal up to rounding. Blocks with another formula stay.
     """
-    found = [module for module in causal_lm.modules() if all(hasattr(module, part) for part in PARTS)]
-    is_gated = {type(module): _is_gated(module) for module in found}
-    gated = [module for module in found if is_gated[type(module)]]
+    found: list[Any] = [module for module in causal_lm.modules() if all(hasattr(module, part) for part in PARTS)]
+    without_values = {type(module): module for module in found if module.gate_proj.weight.is_meta}
+    judged = {kind: _is_gated(_with_values(module)) for kind, module in without_values.items()}
+    gated = [module for module in found if judged.get(type(module), True) and (judged or _is_gated(module))]
     for module in gated:
         module.forward = MethodType(_forward, module)  # one function for all layers, so that it compiles once
     return len(gated)
@@ -37,20 +39,24 @@ def replace_gated_blocks(causal_lm: nn.Module) -> int:
 
 @torch.no_grad()
 def _is_gated(module: Any) -> bool:
-    """Return whether a block computes `_forward`: some classes with these parts have factors, limits or experts, too.
-
-    A block without values, on the meta device, is judged by its parts alone.
-    """
+    """Return whether a block computes `_forward`: some classes with these parts have factors, limits or experts."""
     has_more = {name for name, _ in module.named_children()} - set(PARTS) or list(module.parameters(recurse=False))
     if has_more or type(module.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
         return False
     weight, width = module.gate_proj.weight, module.gate_proj.in_features
-    if weight.is_meta:
-        return True
     dtype = weight.dtype if weight.is_floating_point() else torch.float32
     hidden = torch.linspace(-LARGE, LARGE, 4 * width, device=weight.device).to(dtype).view(1, 4, width)
     theirs, ours = module(hidden), _forward(module, hidden)
     return torch.allclose(theirs, ours, rtol=0.0, atol=TOLERANCE * float(theirs.abs().max()))
+
+
+@torch.no_grad()
+def _with_values(module: Any) -> Any:
+    """Return a copy of a block on the meta device, with random values on the CPU."""
+    copied, generator = copy.deepcopy(module).to_empty(device="cpu"), torch.Generator().manual_seed(0)
+    for parameter in copied.parameters():
+        parameter.normal_(std=0.02, generator=generator)
+    return copied
 
 
 def _forward(module: Any, hidden: Tensor) -> Tensor:

@@ -86,9 +86,9 @@ class AuditLoop(NodePart):
         if group.weights_of == self.context.peer_id:
             # An honest follower may have other weights of the same version number, from before a learner restart.
             return version == 0 or version > self.context.state.last_reused_version
-        name = self.context.policy_name
+        name = self.context.about.model
         is_named = bool(HUB_ID.fullmatch(name)) or self.context.settings.validation.audit_folders
-        return version == 0 and is_named and group.model == name
+        return version == 0 and is_named and group.model == name == self.context.policy_name
 
     async def _audit(self, accepted: Accepted) -> None:
         group, group_id = accepted.group, accepted.envelope.id

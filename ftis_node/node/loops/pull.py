@@ -47,6 +47,7 @@ MAX_RETRIES = 6
 MAX_LATER = 1024  # groups that wait for a retry
 TRANSIENT = frozenset({"quota", "scoring_quota", "scoring_failed", "banned"})  # refusals not caused by the group itself
 NOT_THE_GROUP = frozenset({"size", "parse", "unsolicited", "signature"})  # the envelope is not of the requested group
+WITHOUT_PARTS = (FetchOutcome.COMPLETE, FetchOutcome.BUSY, FetchOutcome.UNREACHABLE)
 NO_ANSWER = (FetchOutcome.UNREACHABLE, FetchOutcome.TIMED_OUT, FetchOutcome.BROKEN)
 WRONG_FORM = "tokenizer"  # a refusal of token ids, not of the group as text
 PULLS_IN_FLIGHT = 4  # peers from which the node pulls at the same time
@@ -168,7 +169,10 @@ class PullLoop(NodePart):
         if fetched.items:
             self._group_s[peer_id] = (time.monotonic() - began_at) / len(fetched.items)
         if self._allowance is not None:  # more bytes than announced let the next pulls wait longer, fewer shorter
-            self._allowance.spend(sum(map(len, fetched.items)) - _announced_bytes(batch), now=time.monotonic())
+            more_bytes = sum(map(len, fetched.items)) - _announced_bytes(batch)
+            if fetched.outcome not in WITHOUT_PARTS:  # part of an item came, too
+                more_bytes = max(0, more_bytes)
+            self._allowance.spend(more_bytes, now=time.monotonic())
         requested = None if as_text else frozenset(ids)  # a group as text has a different id
         judged = [self.intake.submit(data, origin=peer_id, requested=requested) for data in fetched.items]
         verdicts = await asyncio.gather(*judged)

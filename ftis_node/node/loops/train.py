@@ -1,8 +1,8 @@
 """The train loop: trains a step on READY groups.
 
-The slots of a step become free only after the generator serves the new version. If the learner dies in a step, the
-step's groups return to READY. The exception is a completed step, whose groups the learner's checkpoint names. A group
-on which the learner fails several times is released, so that no group can block the node.
+The slots of a step become free only after the generator serves the new version, or has refused it. If the learner dies
+in a step, the step's groups return to READY. The exception is a completed step, whose groups the learner's checkpoint
+names. A group on which the learner fails several times is released, so that no group can block the node.
 """
 
 from __future__ import annotations

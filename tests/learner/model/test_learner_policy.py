@@ -302,8 +302,9 @@ def test_another_activation_is_not_changed():
     assert replace_gated_blocks(model) == 0
 
 
-@pytest.mark.parametrize("formula", ["factor", "limit", "learned factor"])
-def test_a_block_with_another_formula_is_not_changed(formula):
+@pytest.mark.parametrize("on_meta", [False, True])
+@pytest.mark.parametrize("formula", ["factor", "limit", "learned factor", "the same"])
+def test_a_block_with_another_formula_is_not_changed(formula, on_meta):
     class Block(type(make_model().model.layers[0].mlp)):
         def forward(self, hidden):
             gate, up = self.act_fn(self.gate_proj(hidden)), self.up_proj(hidden)
@@ -315,7 +316,7 @@ def test_a_block_with_another_formula_is_not_changed(formula):
         layer.mlp.__class__ = Block
         if formula == "learned factor":
             layer.mlp.scale = torch.nn.Parameter(torch.ones(1))
-    assert replace_gated_blocks(model) == 0
+    assert replace_gated_blocks(model.to("meta") if on_meta else model) == (2 if formula == "the same" else 0)
 
 
 def test_a_model_without_an_adapter_loads_no_peft():

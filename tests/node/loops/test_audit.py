@@ -119,7 +119,7 @@ CLAIM = followers(accepted(model="any", version=3))
         (CLAIM, {"version": 3, "prepare": reused(3)}, 0), (accepted(model="folder"), {"model": "folder"}, 0),
         (accepted(model="folder"), {"model": "folder", "audit_folders": True}, 1),
         (accepted(), {"quantized": True}, 0), (accepted(model=f"quantized {MODEL}"), {}, 0),
-        (accepted(model=f"quantized {MODEL}"), {"quantized": True}, 0),
+        (accepted(model=f"quantized {MODEL}"), {"quantized": True, "audit_folders": True}, 0),
     ],
 )  # fmt: skip
 async def test_only_groups_that_claim_the_nodes_weights_are_compared(tmp_path, group, node, num_audits):

@@ -358,15 +358,17 @@ async def test_a_pull_that_fails_while_this_nodes_own_network_is_down_costs_its_
         assert alice.parts.peers.row("p")["reasons"] == {"pull_too_large": 1, "pull_timed_out": 1}
 
 
-async def test_bytes_that_do_not_arrive_count_in_no_download_limit(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("outcome", "left"), [(FetchOutcome.BUSY, 1000), (FetchOutcome.BROKEN, 100)])
+async def test_bytes_that_do_not_arrive_count_in_no_download_limit(tmp_path, monkeypatch, outcome, left):
+    """An answer that breaks may have ended within an item, whose bytes count."""
     batch = PullRequest(PullSource("p", as_text=False), (PullItem(bytes(32), "p", 1, 900, 1.0),))
     async with LightSwarm(tmp_path, manifest_of()).node(1) as alice:
-        monkeypatch.setattr(alice.gossip, "fetch", AsyncMock(return_value=Fetched((), FetchOutcome.BUSY)))
+        monkeypatch.setattr(alice.gossip, "fetch", AsyncMock(return_value=Fetched((), outcome)))
         pull, now = alice.wiring.pull, time.monotonic()
         pull._allowance = TokenBucket(rate_per_s=1e-6, burst=1000)
         pull._allowance.spend(900, now=now)  # as `_dispatch` does
         await pull._pull(batch)
-        assert pull._allowance.left(now=now) == pytest.approx(1000)
+        assert pull._allowance.left(now=now) == pytest.approx(left)
 
 
 async def test_a_group_that_came_in_another_tokenizers_ids_is_requested_as_text(tmp_path):
