@@ -160,7 +160,7 @@ class NodeContext:
 
     @property
     def policy_name(self) -> str:
-        """Return the model's name in own groups. Quantized weights are another policy: no audit compares them by name."""
+        """Return the model's name in own groups. Quantized weights are another policy, compared by no audit."""
         is_quantized = self.settings.is_quantized or "quantization" in self.settings.generation.engine_options
         return f"quantized {self.about.model}" if is_quantized else self.about.model
 
