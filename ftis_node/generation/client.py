@@ -172,7 +172,7 @@ class GenerationClient(WorkerClient):
     async def start(self, on_phase: OnPhase | None = None) -> None:
         """Return when the worker serves. Raises ModelError, EngineError, MachineError, WorkerDiedError.
 
-        `on_phase` is called with each phase of this start and of all restarts; None: the one of before.
+        `on_phase` is called with each phase of this start and of all restarts; None keeps the previous callback.
         """
         self._on_phase = on_phase or self._on_phase
         await self.supervisor.start()

@@ -28,7 +28,11 @@ def replace_gated_blocks(causal_lm: nn.Module) -> int:
 
     Returns their number. Values are identical, gradients equal up to rounding. Blocks with another formula stay.
     """
-    found: list[Any] = [module for module in causal_lm.modules() if all(hasattr(module, part) for part in PARTS)]
+    found: list[Any] = [
+        module
+        for module in causal_lm.modules()
+        if all(isinstance(getattr(module, part, None), nn.Module) for part in PARTS)
+    ]
     without_values = {type(module): module for module in found if module.gate_proj.weight.is_meta}
     judged = {kind: _is_gated(_with_values(module)) for kind, module in without_values.items()}
     gated = [module for module in found if judged.get(type(module), True) and (judged or _is_gated(module))]

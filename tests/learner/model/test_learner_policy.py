@@ -295,6 +295,13 @@ def test_values_and_gradients_are_the_same_with_an_adapter(model_folder, tmp_pat
     check_equal(ours, values_and_gradients(lambda: policy.logprobs(micro_batch), policy.causal_lm), tolerance=1e-4)
 
 
+def test_experts_whose_weights_are_parameters_are_not_changed():
+    experts = torch.nn.Module()
+    experts.gate_proj = experts.up_proj = experts.down_proj = torch.nn.Parameter(torch.ones(2, 4, 4))
+    experts.act_fn = torch.nn.SiLU()
+    assert replace_gated_blocks(experts) == 0
+
+
 def test_another_activation_is_not_changed():
     model = make_model()
     for layer in model.model.layers:
